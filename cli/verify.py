@@ -1,0 +1,56 @@
+"""refkern verify"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import click
+from refkern.cli import exits, options, verdicts
+from refkern.cli.output import progress
+
+
+@click.command("verify")
+@click.argument(
+    "paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option("--backend", required=True, help="numpy, numba, exec:PROGRAM; see: list backends.")
+@click.option("--device", help="Where the backend is to run, e.g. cpu, cuda, mps.")
+@click.option("--recipe", help="Judge by this recipe instead of each case's own; or 'any'.")
+@click.option(
+    "--rung", type=click.Choice(["bits", "accept"]), default="accept", show_default=True,
+    help="How strictly a case must pass.",
+)  # fmt: skip
+@options.threads
+@options.as_json
+def command(
+    paths: tuple[Path, ...], backend: str, device: str | None, recipe: str | None,
+    rung: Literal["bits", "accept"], as_json: bool,
+) -> None:  # fmt: skip
+    """Run a backend on golden files' inputs and judge its outputs.
+
+    PATH is a golden file, or a folder of them.
+    """
+    from refkern.goldens import backends
+    from refkern.goldens.selection import find_files
+    from refkern.goldens.verify import Options, verify_file
+
+    chosen = backends.load(backend, device)
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
+        raise exits.Failure(exits.USAGE, f"{', '.join(missing)}: no such file or folder")
+    files = find_files(paths)
+    if not files:
+        raise exits.Failure(exits.NOTHING, "no golden file was found")
+    try:
+        version = chosen.version()
+    except backends.Unavailable as reason:
+        raise exits.Failure(exits.UNAVAILABLE, f"backend {chosen.name}: {reason}") from None
+    reports = []
+    with progress(len(files), f"verifying {chosen.name}") as ended:
+        for file in files:
+            reports.append(verify_file(file, chosen, Options(recipe, rung)))
+            ended(file.stem)
+    verdicts.show(
+        reports, as_json=as_json, backend=chosen.name, version=version, policy=chosen.policy
+    )

@@ -1,0 +1,1 @@
+"""Golden fixtures: case -> inputs -> stages -> file -> backend -> comparison -> report."""

@@ -1,0 +1,127 @@
+"""Case -> golden: inputs, every stage, outputs, and the mutants that the case rejects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+
+import numpy as np
+from refkern.goldens.golden import Golden
+from refkern.goldens.inputs import (
+    describe_inputs,
+    make_inputs,
+    make_tensor,
+    parse_description,
+    with_strides,
+)
+from refkern.goldens.selection import Selected
+
+import refkern
+from refkern import ops
+from refkern.op import Call, Op
+from refkern.verdict import difference
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A golden together with the call that it is about."""
+
+    op: Op
+    golden: Golden
+    #: the call whose output the golden holds: the sampled rows only, where it is sampled
+    call: Call
+
+
+def build(selected: Selected) -> Prepared:
+    """A case's golden, without what is proven about it; see `with_mutants`."""
+    op, case = selected.op, selected.case
+    inputs = make_inputs(case)
+    strides = {
+        name: tensor.row_stride
+        for name, tensor in case.inputs.items()
+        if tensor is not None and tensor.row_stride is not None
+    }
+    call = check_inputs(op, inputs, case.params, strides)
+    rows = np.array(case.sampled_rows, np.int64) if case.sampled_rows else None
+    if rows is not None:
+        call = op.take_rows(call, rows)
+    stages = dict(op.stages_of(call, op.recipe(case.recipe).for_call(call)))
+    outputs = {"out": stages.pop("out")}
+    stored = {name: array for name, array in inputs.items() if array is not None}
+    names = [*stored, *stages, *outputs]
+    golden = Golden(
+        op=op.name,
+        case=case.name,
+        tier=case.tier,
+        recipe=case.recipe,
+        params=dict(case.params),
+        inputs=stored if rows is None else {},
+        stages=stages if rows is None else {},
+        outputs=outputs,
+        axes={name: op.axes[name] for name in names if name in op.axes},
+        row_strides=strides if rows is None else {},
+        input_recipe=None if rows is None else describe_inputs(case),
+        sampled_rows=rows,
+        provenance={
+            "refkern": refkern.__version__,
+            "command": f"refkern golden {op.name}/{case.name}",
+            "purpose": case.purpose,
+            **{package: version(package) for package in ("numpy", "ml_dtypes", "h5py")},
+        },
+    )
+    return Prepared(op, golden, call)
+
+
+def check_inputs(
+    op: Op,
+    inputs: Mapping[str, np.ndarray | None],
+    params: Mapping[str, object],
+    row_strides: Mapping[str, int],
+) -> Call:
+    """The op's own check of a golden's arrays; an input that is not there is None."""
+    arguments = dict.fromkeys(op.input_names())
+    for name, array in inputs.items():
+        arguments[name] = None if array is None else with_strides(array, row_strides.get(name))
+    return op.check(**arguments, **params)
+
+
+def with_mutants(prepared: Prepared) -> Golden:
+    """The golden with the names of the mutants whose bits it rejects."""
+    op, golden = prepared.op, prepared.golden
+    chosen = op.recipe(golden.recipe).for_call(prepared.call)
+    want = golden.outputs["out"]
+    rejected = [
+        mutant.name
+        for mutant in op.part("mutants").MUTANTS
+        if _differs(mutant.stages(op, prepared.call, chosen)["out"], want)
+    ]
+    return replace(golden, mutants={"bits": rejected})
+
+
+def _differs(got: np.ndarray, want: np.ndarray) -> bool:
+    same_kind = got.shape == want.shape and got.dtype == want.dtype
+    return not same_kind or difference(got, want).mismatches > 0
+
+
+def prepare(golden: Golden) -> tuple[Prepared, Mapping[str, np.ndarray | None]]:
+    """A golden from a file -> its call, and the full inputs that a backend gets.
+
+    Raises InvalidInput if the op refuses the file's inputs.
+    """
+    op = ops.load(golden.op)
+    if golden.sampled_rows is None:
+        call = check_inputs(op, golden.inputs, golden.params, golden.row_strides)
+        return Prepared(op, golden, call), call.inputs
+    inputs = remake_inputs(golden)
+    call = check_inputs(op, inputs, golden.params, {})
+    return Prepared(op, golden, op.take_rows(call, golden.sampled_rows)), call.inputs
+
+
+def remake_inputs(golden: Golden) -> dict[str, np.ndarray | None]:
+    """The inputs of a sampled golden, made again from the description that it holds."""
+    seed, tensors = parse_description(golden.input_recipe or "")
+    return {
+        name: None if tensor is None else make_tensor(seed, name, tensor)
+        for name, tensor in tensors.items()
+    }

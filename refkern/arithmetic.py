@@ -1,0 +1,146 @@
+"""The arithmetic in which an op's reference is written.
+
+A reference is a straight line of calls on one of these objects, so that the same line can be run
+with exact bits (`Bits`, here) or with intervals.  Every call that rounds says so by being a call;
+what is exact (widening, negation, reshaping, choosing) rounds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from refkern import casts
+from refkern.elementary import EXP, Function, fma, fmax, fmin
+from refkern.schedules import Schedule
+
+
+@dataclass(frozen=True)
+class Sigmoid:
+    """1 / (1 + exp(-x)) in one of its forms.
+
+    "plain": as written.  "stable": exp(x) / (1 + exp(x)) for x < 0, so that exp never overflows.
+    "function": ``function`` is the whole sigmoid, not an exp.
+    """
+
+    form: Literal["plain", "stable", "function"] = "plain"
+    function: Function = EXP
+
+
+@dataclass(frozen=True)
+class Silu:
+    """x * sigmoid(x): "product" as written, or "quotient", x / (1 + exp(-x)) with the same exp."""
+
+    form: Literal["quotient", "product"]
+    sigmoid: Sigmoid = Sigmoid()
+
+
+class Bits:
+    """One float32 rounding a call; the bits that a recipe determines.
+
+    given: stages of a candidate.  Where one is given, what follows is computed from it instead of
+    from the stage's own value: a stage can then be judged without blaming those behind it.
+    """
+
+    def __init__(self, given: Mapping[str, np.ndarray] | None = None) -> None:
+        self.stages: dict[str, np.ndarray] = {}
+        self._given = given or {}
+        #: the stage recorded last; "" before the first
+        self.current = ""
+
+    def stage(self, name: str, value: np.ndarray) -> np.ndarray:
+        """Record a stage, every NaN as the canonical one, and go on with it."""
+        self.stages[name] = casts.canonical(np.ascontiguousarray(value))
+        self.current = name
+        return self._given.get(name, self.stages[name])
+
+    def widen(self, x: np.ndarray) -> np.ndarray:
+        """A narrow float as float32: exact."""
+        return casts.widen(x)
+
+    def constant(self, value: float) -> np.float32:
+        return np.float32(value)
+
+    def cast(
+        self,
+        x: np.ndarray,
+        dtype: np.dtype,
+        *,
+        saturate: bool = False,
+        rounding: str = "nearest-even",
+    ) -> np.ndarray:
+        """One rounding to ``dtype``, as `refkern.cast`; none where it is float32 already."""
+        return casts.cast(x, dtype, saturate=saturate, rounding=rounding)
+
+    def add(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return _float32(a) + _float32(b)
+
+    def sub(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return _float32(a) - _float32(b)
+
+    def mul(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return _float32(a) * _float32(b)
+
+    def div(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return _float32(a) / _float32(b)
+
+    def fma(self, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        return fma(_float32(a), _float32(b), _float32(c))
+
+    def exp(self, x: np.ndarray, function: Function) -> np.ndarray:
+        return function(_float32(x))
+
+    def rsqrt(self, x: np.ndarray, function: Function) -> np.ndarray:
+        return function(_float32(x))
+
+    def sigmoid(self, x: np.ndarray, sigmoid: Sigmoid) -> np.ndarray:
+        if sigmoid.form == "function":
+            return sigmoid.function(_float32(x))
+        one = np.float32(1)
+        e = self.exp(-x, sigmoid.function)
+        plain = self.div(one, self.add(one, e))
+        if sigmoid.form == "plain":
+            return plain
+        e = self.exp(x, sigmoid.function)
+        return np.where(x >= 0, plain, self.div(e, self.add(one, e)))
+
+    def silu(self, x: np.ndarray, silu: Silu) -> np.ndarray:
+        if silu.form == "quotient":
+            return self.div(x, self.add(np.float32(1), self.exp(-x, silu.sigmoid.function)))
+        return self.mul(x, self.sigmoid(x, silu.sigmoid))
+
+    def minimum(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Exact; a NaN operand gives NaN (np.minimum, torch.clamp)."""
+        return np.minimum(_float32(a), _float32(b))
+
+    def maximum(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.maximum(_float32(a), _float32(b))
+
+    def fmin(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Exact; a NaN operand gives the other one, and -0 is below +0 (fminf, FMNMX)."""
+        return fmin(_float32(a), _float32(b))
+
+    def fmax(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return fmax(_float32(a), _float32(b))
+
+    def largest_magnitude(self, x: np.ndarray) -> np.ndarray:
+        """The amax along the last axis: exact, NaN ignored, +0 where there is nothing else."""
+        return np.fmax.reduce(np.abs(_float32(x)), axis=-1, initial=np.float32(0))
+
+    def sum(self, terms: np.ndarray, schedule: Schedule) -> np.ndarray:
+        """The sum along the last axis, in the schedule's order."""
+        return schedule.replay(_float32(terms))
+
+    def dot(self, a: np.ndarray, b: np.ndarray, schedule: Schedule) -> np.ndarray:
+        """The sum of products along the last axis, in the schedule's order."""
+        return schedule.replay(_float32(a), _float32(b))
+
+
+def _float32(x: np.ndarray) -> np.ndarray:
+    """Refuse what numpy would silently promote: a float64 operand makes two roundings of one."""
+    if x.dtype != np.float32:
+        raise TypeError(f"a reference computes in float32, not in {x.dtype}")
+    return x

@@ -1,0 +1,151 @@
+"""Casts as compiled scalar functions, one per pair of formats.  Codes are unsigned integers."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numba
+import numpy as np
+
+from refkern.compiled.bits import bits_float32, float32_bits, float64_bits, jit
+from refkern.formats import BFLOAT16, FLOAT8_E8M0FNU, FLOAT32, Format
+
+
+@cache
+def widen(source: Format) -> Any:
+    """code -> float32, exact; a NaN keeps its sign."""
+    if source is FLOAT32:
+        return jit(lambda code: bits_float32(numba.uint32(code)))
+    if source is BFLOAT16:
+        return jit(lambda code: bits_float32(numba.uint32(code) << numba.uint32(16)))
+    if source is FLOAT8_E8M0FNU:
+        return _widen_scale
+    return _widen_small(source)
+
+
+def _widen_small(source: Format) -> Any:
+    """float16 and fp8: move the fields into place, then correct the exponent by one product.
+
+    The fields moved up are the value times 2^(bias - 127), as a float32 subnormal where they are
+    a subnormal; the product with a power of two is exact.
+    """
+    up = numba.uint32(FLOAT32.mantissa_bits - source.mantissa_bits)
+    rebias = np.float32(2.0 ** (FLOAT32.bias - source.bias))
+    magnitude = numba.uint32(source.magnitude)
+    limit = numba.uint32(source.max_finite)
+    #: no magnitude is all ones and one more, so a format without infinity never matches it
+    infinity = numba.uint32(source.infinity or source.magnitude + 1)
+    to_sign = numba.uint32(32 - source.bits)
+    sign = numba.uint32(0x80000000)
+
+    @jit
+    def widen(code: Any) -> Any:
+        bits = numba.uint32(code)
+        low = bits & magnitude
+        value = float32_bits(bits_float32(low << up) * rebias)
+        if low > limit:
+            value = numba.uint32(0x7F800000 if low == infinity else 0x7FC00000)
+        return bits_float32(value | ((bits << to_sign) & sign))
+
+    return widen
+
+
+@jit
+def _widen_scale(code: Any) -> Any:
+    byte = numba.uint32(code)
+    if byte == numba.uint32(255):
+        return np.float32(np.nan)
+    if byte == numba.uint32(0):
+        return bits_float32(numba.uint32(0x00400000))  # 2^-127 is a float32 subnormal
+    return bits_float32(byte << numba.uint32(23))
+
+
+@cache
+def narrow(source: Format, target: Format, saturate: bool = False, canonical: bool = True) -> Any:
+    """float32 or float64 -> code, rounded once, ties to even.
+
+    canonical: a NaN becomes the positive canonical one, as in every stage and output; otherwise it
+    keeps its sign, as in `refkern.cast`.
+    """
+    if target is FLOAT32 and source is FLOAT32:
+        return _same(canonical)
+    if target.bias == source.bias:
+        return _narrow_same_exponents(source, target, saturate, canonical)
+    word, read = (numba.uint32, float32_bits) if source is FLOAT32 else (numba.uint64, float64_bits)
+    source_sign, source_magnitude = word(source.sign), word(source.magnitude)
+    mantissa = word(source.mantissa_bits)
+    fraction_mask, hidden = word((1 << source.mantissa_bits) - 1), word(1 << source.mantissa_bits)
+    special = word(((1 << source.bits) - 1 >> 1) & ~((1 << source.mantissa_bits) - 1))
+    base_drop = numba.int32(source.mantissa_bits - target.mantissa_bits)
+    most = numba.int32(source.mantissa_bits + 2)
+    lowest = numba.int32(target.min_exponent + source.bias)
+    rebias = numba.int32(target.bias - 1 - source.bias)
+    code_shift = numba.int64(target.mantissa_bits)
+    max_finite = numba.int64(target.max_finite)
+    overflow = numba.int64(target.max_finite if saturate else target.overflow)
+    nan, sign = numba.int64(target.nan), numba.int64(target.sign)
+    keep_sign = not canonical
+    one = word(1)
+    zero = word(0)
+    result = {8: numba.uint8, 16: numba.uint16, 32: numba.uint32}[target.bits]
+
+    @jit
+    def narrow(value: Any) -> Any:
+        bits = word(read(value))
+        magnitude = bits & source_magnitude
+        negative = (bits & source_sign) != zero
+        if magnitude > special:
+            return result(nan | sign) if keep_sign and negative else result(nan)
+        field = numba.int32(magnitude >> mantissa)
+        significand = magnitude & fraction_mask
+        if field > 0:
+            significand |= hidden
+        else:
+            field = numba.int32(1)
+        drop = base_drop + max(lowest - field, numba.int32(0))
+        dropped = word(min(drop, most))
+        rounding = ((one << dropped) >> one) - one + ((significand >> dropped) & one)
+        rounded = significand + rounding >> dropped
+        code = (numba.int64(max(field + rebias, numba.int32(0))) << code_shift) + numba.int64(
+            rounded
+        )
+        if code > max_finite or magnitude == special:
+            code = overflow
+        return result(code | sign) if negative else result(code)
+
+    return narrow
+
+
+def _narrow_same_exponents(source: Format, target: Format, saturate: bool, canonical: bool) -> Any:
+    """float32 -> bfloat16: the fields line up, so rounding the magnitude rounds everything."""
+    dropped = numba.uint32(source.mantissa_bits - target.mantissa_bits)
+    below_half = numba.uint32((1 << dropped - 1) - 1)
+    one = numba.uint32(1)
+    special, sign = numba.uint32(source.infinity or 0), numba.uint32(source.sign)
+    largest = numba.uint32(target.max_finite if saturate else target.overflow)
+    nan = numba.uint32(target.nan)
+    keep_sign = numba.uint32(0 if canonical else target.sign)
+
+    @jit
+    def narrow(value: Any) -> Any:
+        bits = float32_bits(value)
+        magnitude = numba.uint32(bits & ~sign)
+        rounded = numba.uint32(magnitude + below_half + ((bits >> dropped) & one)) >> dropped
+        code = min(rounded, largest) | ((bits & sign) >> dropped)
+        nan_code = nan | ((bits >> dropped) & keep_sign)
+        return numba.uint16(nan_code if magnitude > special else code)
+
+    return narrow
+
+
+def _same(canonical: bool) -> Any:
+    nan = numba.uint32(FLOAT32.nan)
+    sign = numba.uint32(FLOAT32.sign if not canonical else 0)
+
+    @jit
+    def same(value: Any) -> Any:
+        bits = float32_bits(value)
+        return (bits & sign) | nan if value != value else bits
+
+    return same
