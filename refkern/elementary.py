@@ -92,7 +92,7 @@ EXP_LOWEST, EXP_HIGHEST = -104.0, 89.0
 
 
 def exp_float64(x: np.ndarray) -> np.ndarray:
-    """exp of ``x`` as float64; for float32 ``x`` with a relative error below 2^-52 (see docs/numerics.md).
+    """exp of ``x`` as float64, within 2^-52 of it for float32 ``x`` (docs/numerics.md).
 
     exp(x) = 2^k * exp(r), |r| <= ln 2 / 2; exp(r) = 1 + (r + r^2 * q(r)), smallest terms first.
     """
