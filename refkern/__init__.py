@@ -13,6 +13,7 @@ from refkern import ops as _ops
 from refkern.casts import cast, widen
 from refkern.errors import InvalidInput
 from refkern.op import public_function as _public_function
+from refkern.policy import built_in as _policies
 from refkern.threads import set_num_threads
 from refkern.ulp import ulp_distance
 from refkern.verdict import check
@@ -23,13 +24,14 @@ __all__ = [
     "cast",
     "check",
     "op_names",
+    "policy_names",
     "recipe_names",
     "set_num_threads",
     "ulp_distance",
     "widen",
 ]
 #: packages and modules that are loaded when they are first asked for
-_LAZY = ("cli", "goldens", "hardware", "reference")
+_LAZY = ("accept", "cli", "goldens", "hardware", "reference")
 
 
 def op_names() -> list[str]:
@@ -40,6 +42,11 @@ def op_names() -> list[str]:
 def recipe_names(op: str) -> list[str]:
     """The recipes of an op, sorted."""
     return sorted(_ops.load(op).recipes)
+
+
+def policy_names() -> list[str]:
+    """The policies that come with refkern, sorted."""
+    return sorted(_policies())
 
 
 def __getattr__(name: str) -> Any:

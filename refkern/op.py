@@ -8,14 +8,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from refkern import arguments
+from refkern import policy as policies
 from refkern.arithmetic import Bits
 from refkern.errors import InvalidInput
+from refkern.policy import Policy
 from refkern.recipe import Recipe
+
+if TYPE_CHECKING:
+    from refkern.intervals import Interval
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,24 @@ class Op:
             out[...] = result
         return result if out is None else out
 
+    def accept(
+        self,
+        call: Call,
+        recipe: Recipe,
+        policy: Policy,
+        given: Mapping[str, np.ndarray] | None = None,
+    ) -> dict[str, Interval]:
+        """The interval of every stage under a policy, for a checked call.
+
+        given: stages of a candidate, from which what follows is then computed.
+        """
+        from refkern.intervals import Intervals
+
+        intervals = Intervals(policy, given)
+        with np.errstate(all="ignore"):
+            self.part("reference").reference(intervals, call, recipe)
+        return intervals.stages
+
     def stages_of(
         self, call: Call, recipe: Recipe, given: Mapping[str, np.ndarray] | None = None
     ) -> dict[str, np.ndarray]:
@@ -159,10 +182,33 @@ def reference_function(op: Op) -> Callable[..., dict[str, np.ndarray]]:
     return _as_public(function, op, more)
 
 
+def accept_function(op: Op) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    """``refkern.accept.OP``: the acceptance interval of every output element."""
+
+    def function(
+        *args: Any, policy: str = "cuda", recipe: str | None = None, **kwargs: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        call = op.check(*args, **kwargs)
+        chosen = op.recipe(recipe).for_call(call)
+        return op.accept(call, chosen, policies.load(policy))["out"].bounds()
+
+    more = {
+        "policy": "policy: what the backend is allowed; see refkern.policy_names().",
+        "recipe": f"recipe: as in refkern.{op.name}.  Returns (lo, hi) in the output's dtype; both "
+        "NaN where the output must be NaN, -inf and inf where the policy leaves it open.",
+    }
+    return _as_public(function, op, more)
+
+
 def _as_public(function: Callable[..., Any], op: Op, more: Mapping[str, str]) -> Callable[..., Any]:
     """Give ``function`` the op's name, signature and docstring, with the further arguments."""
     signature = inspect.signature(op.check)
-    added = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in more]
+    added = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default="cuda" if name == "policy" else None
+        )
+        for name in more
+    ]
     text = inspect.cleandoc(op.check.__doc__ or "")
     function.__name__ = function.__qualname__ = op.name
     function.__doc__ = "\n".join([text, "", *more.values()])
