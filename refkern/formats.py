@@ -89,6 +89,8 @@ _BY_DTYPE = {f.dtype: f for f in FORMATS.values()}
 
 def find_format(dtype: object) -> Format | None:
     """The format of a numpy dtype, a format's name or a `Format`; None for any other type."""
+    if isinstance(dtype, np.dtype) and dtype in _BY_DTYPE:
+        return _BY_DTYPE[dtype]
     if isinstance(dtype, Format):
         return dtype
     if isinstance(dtype, str) and dtype in FORMATS:

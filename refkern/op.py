@@ -25,19 +25,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """Checked arguments: arrays (an optional one may be None) and parameters, by name.
+    """Checked arguments: arrays (an optional one may be None) and parameters.
 
-    Parameters are plain Python values that JSON can hold.
+    Parameters are plain Python values that JSON can hold.  Each is an attribute too: call.eps.
     """
 
     inputs: Mapping[str, np.ndarray | None]
     params: Mapping[str, Any]
 
-    def __getattr__(self, name: str) -> Any:
-        for group in ("inputs", "params"):
-            if name in self.__dict__.get(group, {}):
-                return self.__dict__[group][name]
-        raise AttributeError(name)
+    def __post_init__(self) -> None:
+        self.__dict__.update(self.inputs, **self.params)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
 
 @dataclass(frozen=True)

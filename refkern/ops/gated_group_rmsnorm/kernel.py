@@ -69,6 +69,7 @@ def _compile(
     gate_group = _gate_group(silu, y_format, gate_format)
     widen_y, narrow_y = casts.widen(y_format), casts.narrow(FLOAT32, y_format)
     sum_products = sums.products(squares).run
+    weigh = _weigh(y_format)
     rsqrt_function = rsqrt.load_compiled()
 
     @jit
@@ -87,13 +88,26 @@ def _compile(
             )
             squares = sum_products(gated, gated, size, scratch)
             rstd = rsqrt_function(squares / np.float32(size) + eps)
+            # Two plain loops over one buffer each: together they would not vectorise.
             for i in range(size):
                 value = gated[i] * rstd
-                if cast_before_weight:
-                    value = widen_y(narrow_y(value))
-                out[row * width + column + i] = narrow_y(weight[column + i] * value)
+                gated[i] = widen_y(narrow_y(value)) if cast_before_weight else value
+            start = row * width + column
+            weigh(gated, weight[column : column + size], out[start : start + size])
 
     return kernel
+
+
+def _weigh(y_format: Format) -> Any:
+    """jitted: weight times a group's normalised values, rounded to y's format."""
+    narrow = casts.narrow(FLOAT32, y_format)
+
+    @jit
+    def weigh(normalized: Any, weight: Any, out: Any) -> None:
+        for i in range(out.size):
+            out[i] = narrow(weight[i] * normalized[i])
+
+    return weigh
 
 
 def _gate_group(silu: Silu, y_format: Format, gate_format: Format | None) -> Any:
