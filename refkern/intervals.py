@@ -36,6 +36,7 @@ INF = np.float32(np.inf)
 NAN = np.float32(np.nan)
 ONE = np.float32(1)
 SMALLEST_NORMAL = np.float32(2.0**-126)
+MAX = np.finfo(np.float32).max
 #: more than the relative error of exp_float64 and of a few float64 operations behind it
 FLOAT64_MARGIN = 2.0**-49
 
@@ -416,11 +417,11 @@ class Intervals:
             bits = min(24, self.policy.accumulator_bits)
             exact = exact & _sums_are_exact(lowest, _tree(unit), bits)
         margin_lo, margin_hi = np.where(exact, 0.0, margin_lo), np.where(exact, 0.0, margin_hi)
-        low, high = _up32(sum_lo - margin_lo), _down32(sum_hi + margin_hi)
+        low, high = _least(sum_lo - margin_lo), _most(sum_hi + margin_hi)
 
         # Partial sums stay below the sum of magnitudes: beyond the range, infinity is possible.
         size = np.maximum(size_lo + margin_lo, size_hi + margin_hi)
-        overflow = size > float(np.finfo(np.float32).max)
+        overflow = size > float(MAX)
         one_sign_up = (lo >= 0).all(axis=-1)
         one_sign_down = (hi <= 0).all(axis=-1)
         high = np.where(overflow & ~one_sign_down, INF, high)
@@ -477,7 +478,7 @@ class Intervals:
         lo = np.where(down, np.nextafter(lo, -INF), lo)
         hi = np.where(up, np.nextafter(hi, INF), hi)
         # An overflow that was rounded away may also stay the largest finite value.
-        return np.where(np.isposinf(lo), np.finfo(np.float32).max, lo), hi
+        return np.where(np.isposinf(lo), MAX, lo), hi
 
     def _widened(
         self, lo: np.ndarray, hi: np.ndarray, ulps: np.ndarray | float
@@ -488,7 +489,7 @@ class Intervals:
         high = hi + (ulps * _ulp(hi) + np.abs(hi) * FLOAT64_MARGIN)
         low = np.where(np.isinf(lo) | (lo == 0), lo, low)
         high = np.where(np.isinf(hi) | (hi == 0), hi, high)
-        return _up32(low), np.where(high > _OVERFLOW, INF, _down32(high))
+        return _least(low), _most(high)
 
     def _result(
         self,
@@ -501,6 +502,9 @@ class Intervals:
     ) -> Interval:
         """Assemble a result: who is free, who is NaN, who may be flushed."""
         certain = np.isnan(lo) & np.isnan(hi)
+        for x in operands:
+            # Both ends may give NaN where what lies between them does not.
+            certain = certain & (x.is_point | x.is_nan)
         free = np.broadcast_to(np.asarray(open_), lo.shape)
         free = (free | np.asarray(maybe_nan) | np.isnan(lo) | np.isnan(hi)) & ~certain
         for x in operands:
@@ -518,7 +522,7 @@ class Intervals:
 
 
 #: the smallest float64 that rounds to an infinite float32
-_OVERFLOW = float(np.finfo(np.float32).max) + 2.0**103
+_OVERFLOW = float(MAX) + 2.0**103
 
 
 def _has(lo: np.ndarray, hi: np.ndarray, value: np.float32) -> np.ndarray:
@@ -561,8 +565,21 @@ def _up32(x: np.ndarray) -> np.ndarray:
     return np.where(near < x, np.nextafter(near, INF), near)
 
 
+def _least(x: np.ndarray) -> np.ndarray:
+    """The smallest float32 that results of at least ``x`` can be: beyond the range, infinite."""
+    return np.where(np.abs(x) > _OVERFLOW, x.astype(np.float32), np.clip(_up32(x), -MAX, MAX))
+
+
+def _most(x: np.ndarray) -> np.ndarray:
+    """The largest float32 that results of at most ``x`` can be."""
+    return np.where(np.abs(x) > _OVERFLOW, x.astype(np.float32), np.clip(_down32(x), -MAX, MAX))
+
+
 def _step(values: np.ndarray, direction: int) -> np.ndarray:
-    """Each value's neighbour in its own format, as float32; infinities and NaN stay."""
+    """Each value's neighbour in its own format, as float32.
+
+    Next to infinity is the largest finite value; beyond it is nothing, and NaN stays NaN.
+    """
     fmt = format_of(values.dtype)
     wide = casts.widen(values)
     bits = values.view(fmt.code_dtype).astype(np.int64)
@@ -571,7 +588,7 @@ def _step(values: np.ndarray, direction: int) -> np.ndarray:
     zero = bits & fmt.magnitude == 0
     moved = np.where(zero, 1 | (fmt.sign if direction < 0 else 0), bits + np.where(outward, 1, -1))
     stepped = casts.widen(moved.astype(fmt.code_dtype).view(fmt.dtype))
-    return np.where(np.isfinite(wide), stepped, wide)
+    return np.where(np.isnan(wide) | (np.isinf(wide) & outward), wide, stepped)
 
 
 def _flushed(lo: np.ndarray, hi: np.ndarray, smallest: np.float32) -> tuple[np.ndarray, np.ndarray]:

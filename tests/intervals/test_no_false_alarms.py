@@ -1,0 +1,69 @@
+"""Honest kernels (tests/intervals/honest.py) are accepted, on every stage, under every policy.
+
+CI runs a few per case; tests/exhaustive/no_false_alarms.py runs thousands.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from refkern.goldens.build import build
+from refkern.goldens.selection import Selected, select
+
+from refkern import ops, policy
+
+sys.path.insert(0, str(Path(__file__).parent))
+from honest import Honest
+
+STORED = ("ieee", "cuda", "metal", "wgsl")
+#: kernels per op and policy in CI
+KERNELS = 50
+LARGEST = 10_000
+
+
+def small_cases(op: str) -> list[Selected]:
+    chosen = []
+    for selected in select(op=op):
+        largest = max(int(np.prod(t.shape)) for t in selected.case.inputs.values() if t is not None)
+        if largest <= LARGEST:
+            chosen.append(selected)
+    return chosen
+
+
+@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("op", ops.names())
+def test_honest_kernels_are_accepted(op: str, name: str) -> None:
+    cases = small_cases(op)
+    assert cases
+    each = -(-KERNELS // len(cases))
+    for selected in cases:
+        rejected = run(selected, name, range(each))
+        assert not rejected, f"{selected.case.name}: {rejected[0]}"
+
+
+def run(selected: Selected, name: str, seeds: range) -> list[str]:
+    """What was rejected, as text."""
+    prepared = build(selected)
+    op, call = prepared.op, prepared.call
+    recipe = op.recipe(selected.case.recipe).for_call(call)
+    chosen = policy.load(name)
+    accepted = op.accept(call, recipe, chosen)
+    rejected = []
+    for seed in seeds:
+        kernel = Honest(chosen, seed)
+        with np.errstate(all="ignore"):
+            op.part("reference").reference(kernel, call, recipe)
+        for stage, values in kernel.stages.items():
+            out = ~accepted[stage].holds(values)
+            if out.any():
+                where = tuple(int(i) for i in np.argwhere(out)[0])
+                interval = accepted[stage]
+                rejected.append(
+                    f"seed {seed}, {stage}{list(where)}: {values[where]!r} is not within "
+                    f"[{interval.lo[where]!r}, {interval.hi[where]!r}]"
+                )
+                break
+    return rejected
