@@ -8,14 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import secrets
-import stat
-import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import h5py
 import numpy as np
@@ -33,11 +28,11 @@ from refkern.goldens.golden import (
     check,
     content_sha256,
     content_tensors,
-    decode,
     encode,
     parse_json,
     tensor_sha256,
 )
+from refkern.goldens.untrusted import Declared, UntrustedFile, open_untrusted
 
 from refkern.errors import InvalidInput
 
@@ -46,50 +41,10 @@ FORMAT_VERSION = 1
 #: how many bytes the datasets of a file may declare, unless `read` is told otherwise
 BYTE_BUDGET = 2 << 30
 
-_GROUPS = ("inputs", "stages", "outputs", "accept", "mutants", "provenance")
+_GROUPS = ("accept", "inputs", "mutants", "outputs", "provenance", "stages")
+_WITH_AXES = ("inputs", "stages", "outputs")
 _LABELS = ("op", "case", "tier", "recipe")
 _ROOT_TEXTS = (*_LABELS, "format", "params", "shapes", "content_sha256", "accept_sha256")
-_DATASET_ATTRIBUTES = {
-    "inputs": {"dtype", "sha256", "axes", "row_stride"},
-    "stages": {"dtype", "sha256", "axes"},
-    "outputs": {"dtype", "sha256", "axes"},
-    "accept": {"dtype", "sha256"},
-    "sampled_rows": {"dtype", "sha256"},
-}
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-#: more than any golden has; a hostile file may have millions
-_MOST_OBJECTS = 1 << 15
-_MOST_CHUNKS = 1 << 16
-#: declared bytes per byte of the file: about what deflate can reach
-_LARGEST_EXPANSION = 1000
-
-_LINK_KINDS = {h5py.SoftLink: "a soft link", h5py.ExternalLink: "an external link"}
-_DEFLATE = h5py.h5z.FILTER_DEFLATE
-_FILTERS = (h5py.h5z.FILTER_SHUFFLE, _DEFLATE, h5py.h5z.FILTER_FLETCHER32)
-_CLASSES = {
-    h5py.h5t.INTEGER: "integer",
-    h5py.h5t.FLOAT: "float",
-    h5py.h5t.STRING: "string",
-    h5py.h5t.BITFIELD: "bitfield",
-    h5py.h5t.OPAQUE: "opaque",
-    h5py.h5t.COMPOUND: "compound",
-    h5py.h5t.REFERENCE: "reference",
-    h5py.h5t.ENUM: "enum",
-    h5py.h5t.VLEN: "variable-length",
-    h5py.h5t.ARRAY: "array",
-}
-
-
-def _file_types(name: str) -> tuple[Any, Any]:
-    """The HDF5 types, in both byte orders, that may carry the dtype ``name``."""
-    held = carrier(name)
-    kind = {"f": "IEEE_F", "i": "STD_I", "u": "STD_U"}[held.kind]
-    both = (getattr(h5py.h5t, f"{kind}{held.itemsize * 8}{order}") for order in ("LE", "BE"))
-    little, big = both
-    return little, big
-
-
-_FILE_TYPES = {name: _file_types(name) for name in DTYPES}
 
 
 def write(golden: Golden, path: str | os.PathLike[str]) -> None:
@@ -124,7 +79,7 @@ def _image(golden: Golden) -> bytes:
     name = secrets.token_hex(16)
     with h5py.File(name, "w", driver="core", backing_store=False) as file:
         _set_attributes(file, root)
-        for group in sorted(_GROUPS):
+        for group in _GROUPS:
             file.create_group(group)
         for path in sorted(tensors):
             dataset = file.create_dataset(path, data=encode(tensors[path]))
@@ -142,7 +97,7 @@ def _dataset_attributes(golden: Golden, path: str, array: np.ndarray) -> dict[st
         "dtype": array.dtype.name,
         "sha256": tensor_sha256(path, array),
     }
-    if name in golden.axes and "axes" in _DATASET_ATTRIBUTES[group]:
+    if name in golden.axes and group in _WITH_AXES:
         attributes["axes"] = golden.axes[name]
     if group == "inputs" and name in golden.row_strides:
         attributes["row_stride"] = golden.row_strides[name]
@@ -168,86 +123,37 @@ def read(path: str | os.PathLike[str], *, byte_budget: int = BYTE_BUDGET) -> Gol
     PermissionError as they are.  Nothing is read before all that the file declares fits into
     ``byte_budget``.
     """
-    size = _plain_file_size(path)
-    try:
-        # Without a lock, which read-only media may not give.
-        with h5py.File(path, "r", locking=False) as file:
-            return _Reader(path, file, size, byte_budget).golden()
-    except (DamagedFile, FileNotFoundError, PermissionError):
-        raise
-    except Exception as error:  # h5py answers a damaged file with errors of a dozen types
-        raise DamagedFile(path, _reason(error)) from error
+    with open_untrusted(path) as file:
+        return _GoldenFile(file).golden(byte_budget)
 
 
-def _plain_file_size(path: str | os.PathLike[str]) -> int:
-    """The size of a file that starts like HDF5; a device or a pipe is not opened at all."""
-    status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode):
-        raise DamagedFile(path, "is not a regular file")
-    with open(path, "rb") as file:
-        start = file.read(len(_SIGNATURE))
-    if not start:
-        raise DamagedFile(path, "is empty (file signature not found)")
-    if start != _SIGNATURE:
-        raise DamagedFile(path, "is not an HDF5 file (file signature not found)")
-    return status.st_size
+def is_golden(path: str | os.PathLike[str]) -> bool:
+    """Whether an HDF5 file says that it is a golden; `DamagedFile` for what is not HDF5."""
+    with open_untrusted(path) as file:
+        try:
+            return file.attributes(file.root, "/").get("format") == FORMAT
+        except DamagedFile:  # a golden has no attributes that are refused
+            return False
 
 
-def _reason(error: Exception) -> str:
-    """HDF5's own words, which h5py puts into brackets behind what it was doing."""
-    text = str(error) or type(error).__name__
-    inner = re.search(r"\((.+)\)", text.splitlines()[0])
-    return inner.group(1) if inner else text
+class _GoldenFile:
+    """One open file: first everything that it declares, then the data, then the hashes."""
 
-
-@dataclass(frozen=True)
-class _Stored:
-    """A dataset whose declaration was found right; nothing of it is read yet."""
-
-    path: str
-    dataset: Any
-    dtype: str
-    attributes: Mapping[str, str | int]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.dataset.shape)
-
-    @property
-    def declared_bytes(self) -> int:
-        """The most that reading it allocates at a time, or a backend with its row stride."""
-        item = DTYPES[self.dtype].itemsize
-        most = [math.prod(self.shape), math.prod(self.dataset.chunks or (0,))]
-        stride = self.attributes.get("row_stride")
-        if isinstance(stride, int) and self.shape:
-            most.append(self.shape[0] * stride)
-        return max(most) * item
-
-
-class _Reader:
-    """Reads one open file: first everything that is declared, then the data, then the hashes."""
-
-    def __init__(
-        self, path: str | os.PathLike[str], file: Any, size: int, byte_budget: int
-    ) -> None:
-        self.path = Path(path)
+    def __init__(self, file: UntrustedFile) -> None:
         self.file = file
-        self.size = size
-        self.byte_budget = byte_budget
-        self.objects = 0
-        self.texts: dict[str, dict[str, str | int]] = {"mutants": {}, "provenance": {}}
+        self.damaged = file.damaged
+        self.declared: dict[str, Declared] = {}
         self.policies: list[str] = []
+        self.mutants: dict[str, str] = {}
+        self.provenance: dict[str, str] = {}
 
-    def damaged(self, what: str, where: str | None = None) -> NoReturn:
-        raise DamagedFile(self.path, what, where)
-
-    def golden(self) -> Golden:
-        root = self._root_attributes()
-        stored = {found.path: found for found in self._datasets()}
-        self._check_shapes(root, stored)
-        self._check_declared_bytes(stored)
-        arrays = {path: self._data(found) for path, found in stored.items()}
-        golden = self._assembled(root, stored, arrays)
+    def golden(self, byte_budget: int) -> Golden:
+        root = self._root()
+        self._walk()
+        self._check_shapes(root["shapes"])
+        strided = sum(_strided_bytes(found) for found in self.declared.values())
+        self.file.check_bytes(self.declared.values(), byte_budget, strided)
+        golden = self._assembled(root, {path: self._values(path) for path in self.declared})
         try:
             check(golden)
         except InvalidInput as error:
@@ -260,260 +166,134 @@ class _Reader:
                 self.damaged(f"{name} is {root[name]}, recomputed it is {recomputed}")
         return golden
 
-    # what the file declares
-
-    def _root_attributes(self) -> dict[str, Any]:
-        found = self._attributes(self.file, "/")
+    def _root(self) -> dict[str, str]:
+        found = self.file.attributes(self.file.root, "/")
         if found.get("format") != FORMAT:
-            self.damaged(f'is not a golden file (the attribute format is not "{FORMAT}")')
+            self.damaged(f"is not a golden file: its attribute format is not {FORMAT!r}")
         version = found.pop("format_version", None)
-        if version != FORMAT_VERSION or isinstance(version, str):
+        if version != FORMAT_VERSION:
             self.damaged(f"format_version is {version!r}, this reader knows {FORMAT_VERSION}")
-        self._check_texts(found, {*_ROOT_TEXTS, "input_recipe"}, set(_ROOT_TEXTS), None)
-        return found
+        return self._texts(found, None, required=_ROOT_TEXTS, optional=("input_recipe",))
 
-    def _check_texts(
+    def _texts(
         self,
         found: Mapping[str, str | int],
-        allowed: set[str],
-        required: set[str],
         where: str | None,
-    ) -> None:
-        for name in sorted(required - set(found)):
+        required: Iterable[str] = (),
+        optional: Iterable[str] | None = (),
+    ) -> dict[str, str]:
+        """The attributes, if they are texts of these names; ``optional`` None: of any name."""
+        for name in sorted(set(required) - found.keys()):
             self.damaged(f"the attribute {name} is missing", where)
-        for name, value in found.items():
-            if name not in allowed:
-                self.damaged(f"the attribute {name} is unknown", where)
-            if not isinstance(value, str):
-                self.damaged(f"the attribute {name} is not text", where)
+        unknown = found.keys() - set(required) - set(found if optional is None else optional)
+        for name in sorted(unknown):
+            self.damaged(f"the attribute {name} is unknown", where)
+        texts = {name: text for name, text in found.items() if isinstance(text, str)}
+        for name in sorted(found.keys() - texts.keys()):
+            self.damaged(f"the attribute {name} is not a text", where)
+        return texts
 
-    def _attributes(self, target: Any, where: str) -> dict[str, str | int]:
-        """Every attribute of an object: short texts and integers, nothing else."""
-        self._count(h5py.h5a.get_num_attrs(target.id), where)
-        found: dict[str, str | int] = {}
-        for name in target.attrs:
-            attribute = target.attrs.get_id(name)
-            kind = attribute.get_type()
-            scalar = attribute.get_space().get_simple_extent_type() == h5py.h5s.SCALAR
-            if not scalar or kind.get_class() not in (h5py.h5t.STRING, h5py.h5t.INTEGER):
-                self.damaged(f"the attribute {name} is neither a text nor an integer", where)
-            if attribute.get_storage_size() > LONGEST_TEXT:
-                self.damaged(f"the attribute {name} is too long", where)
-            value = target.attrs[name]
-            if kind.get_class() == h5py.h5t.INTEGER:
-                found[name] = int(value)
-                continue
-            text = value if isinstance(value, str) else bytes(value).decode()
-            # h5py keeps bytes that are not UTF-8 as surrogates, which do not encode again
-            if len(text.encode()) > LONGEST_TEXT:
-                self.damaged(f"the attribute {name} is too long", where)
-            found[name] = text
-        return found
-
-    def _count(self, objects: int, where: str) -> None:
-        self.objects += objects
-        if self.objects > _MOST_OBJECTS:
-            self.damaged(f"holds more than {_MOST_OBJECTS} objects and attributes", where)
-
-    def _children(self, group: Any, where: str) -> Iterator[tuple[str, str, Any]]:
-        """Name, path and object of everything in a group: hard links only, one step down."""
-        self._count(len(group), where or "/")
-        for name in group:
-            path = f"{where}/{name}".lstrip("/")
-            if not re.fullmatch(r"[A-Za-z0-9_.+-]+", name):
-                self.damaged("is not a name that a golden has", path)
-            link = group.get(name, getlink=True)
-            if not isinstance(link, h5py.HardLink):
-                kind = _LINK_KINDS.get(type(link), "a link of an unknown kind")
-                self.damaged(f"is {kind}, only hard links are allowed", path)
-            yield name, path, group[name]
-
-    def _datasets(self) -> Iterator[_Stored]:
-        """Every dataset; the walk goes as deep as the layout does, whatever the links say."""
-        for name, path, child in self._children(self.file, ""):
+    def _walk(self) -> None:
+        """Find every dataset.  It goes as deep as the layout does, whatever the links say."""
+        for name, path, child in self.file.children(self.file.root):
             if name == "sampled_rows":
-                yield self._stored(child, path)
-            elif name not in _GROUPS:
-                self.damaged("is not part of a golden file", path)
-            elif name in self.texts:
-                self._check_group(child, path, attributes=True)
-                self.texts[name] = self._attributes(child, path)
-                for _, extra, _ in self._children(child, path):
-                    self.damaged("is not part of a golden file", extra)
+                self._declare(child, path)
+            elif name == "accept":
+                for policy, inner, group in self._members(child, path):
+                    self.policies.append(policy)
+                    for _, bound, dataset in self._members(group, inner):
+                        self._declare(dataset, bound)
+            elif name in ("inputs", "stages", "outputs"):
+                for _, inner, dataset in self._members(child, path):
+                    self._declare(dataset, inner)
+            elif name == "mutants":
+                self.mutants = self._notes(child, path)
+            elif name == "provenance":
+                self.provenance = self._notes(child, path)
             else:
-                self._check_group(child, path)
-                for inner, inner_path, grandchild in self._children(child, path):
-                    if name != "accept":
-                        yield self._stored(grandchild, inner_path)
-                        continue
-                    self._check_group(grandchild, inner_path)
-                    self.policies.append(inner)
-                    for _, bound_path, bound in self._children(grandchild, inner_path):
-                        yield self._stored(bound, bound_path)
+                self.damaged("is not part of a golden file", path)
 
-    def _check_group(self, target: Any, path: str, attributes: bool = False) -> None:
-        if not isinstance(target, h5py.Group):
+    def _members(self, group: Any, path: str) -> Iterator[tuple[str, str, Any]]:
+        if not isinstance(group, h5py.Group):
             self.damaged("is not a group", path)
-        if not attributes:
-            self._check_texts(self._attributes(target, path), set(), set(), path)
+        self._texts(self.file.attributes(group, path), path)
+        return self.file.children(group, path)
 
-    def _stored(self, target: Any, path: str) -> _Stored:
-        if not isinstance(target, h5py.Dataset):
-            self.damaged("is not a dataset", path)
-        attributes = self._attributes(target, path)
-        stride = attributes.pop("row_stride", None)
-        allowed = _DATASET_ATTRIBUTES[_split(path)[0]]
-        self._check_texts(attributes, allowed, {"dtype", "sha256"}, path)
-        if stride is not None:
-            if "row_stride" not in allowed or not isinstance(stride, int):
-                self.damaged("the attribute row_stride is not allowed here", path)
-            attributes["row_stride"] = stride
-        dtype = str(attributes["dtype"])
+    def _notes(self, group: Any, path: str) -> dict[str, str]:
+        """The attributes of a group that has nothing else."""
+        if not isinstance(group, h5py.Group):
+            self.damaged("is not a group", path)
+        for _, extra, _ in self.file.children(group, path):
+            self.damaged("is not part of a golden file", extra)
+        return self._texts(self.file.attributes(group, path), path, optional=None)
+
+    def _declare(self, target: Any, path: str) -> None:
+        dataset = self.file.dataset(target, path)
+        group = _split(path)[0]
+        attributes = self.file.attributes(dataset, path)
+        stride = attributes.pop("row_stride", 0) if group == "inputs" else 0
+        if not isinstance(stride, int):
+            self.damaged("the attribute row_stride is not an integer", path)
+        optional = ("axes",) if group in _WITH_AXES else ()
+        texts = self._texts(attributes, path, required=("dtype", "sha256"), optional=optional)
+        dtype = texts["dtype"]
         if dtype not in DTYPES:
             self.damaged(f"the dtype {dtype!r} is unknown; known are {', '.join(DTYPES)}", path)
-        self._check_type(target.id.get_type(), dtype, path)
-        if target.id.get_space().get_simple_extent_type() == h5py.h5s.NULL:
-            self.damaged("has no shape", path)
-        self._check_storage(target.id.get_create_plist(), path)
-        return _Stored(path, target, dtype, attributes)
+        self.file.check_type(dataset, carrier(dtype), dtype, path)
+        more = {"row_stride": stride} if stride else {}
+        self.declared[path] = Declared(path, dataset, dtype, carrier(dtype), {**texts, **more})
 
-    def _check_type(self, held: Any, dtype: str, path: str) -> None:
-        if held.committed():
-            self.damaged("has a named datatype", path)
-        if not any(held.equal(allowed) for allowed in _FILE_TYPES[dtype]):
-            kind = _CLASSES.get(held.get_class(), "unknown")
-            given = f"a {held.get_size() * 8}-bit {kind} type"
-            self.damaged(f"is stored as {given}, {dtype} is stored as {carrier(dtype)}", path)
-
-    def _check_storage(self, properties: Any, path: str) -> None:
-        """The data lies in this file, behind filters that can be bounded."""
-        if properties.get_layout() == h5py.h5d.VIRTUAL:
-            self.damaged("is a virtual dataset", path)
-        if properties.get_external_count():
-            self.damaged("has external storage", path)
-        filters = [properties.get_filter(n)[0] for n in range(properties.get_nfilters())]
-        # Each at most once; shuffle first, so that what is inflated is what was stored.
-        known = len(set(filters)) == len(filters) and set(filters) <= set(_FILTERS)
-        shuffle = h5py.h5z.FILTER_SHUFFLE
-        if not known or shuffle in filters[1:]:
-            self.damaged(
-                f"has the filters {filters}; allowed are shuffle, deflate and fletcher32", path
-            )
-
-    def _check_shapes(self, root: Mapping[str, Any], stored: Mapping[str, _Stored]) -> None:
+    def _check_shapes(self, text: str) -> None:
         """The root lists every dataset with its shape, so that what is missing has a name."""
-        listed = self._json(root["shapes"], "the attribute shapes")
+        listed = self._json(text, "the attribute shapes")
         if not isinstance(listed, dict):
             self.damaged("the attribute shapes is not a JSON object")
-        for path in sorted(listed.keys() - stored.keys()):
+        for path in sorted(listed.keys() - self.declared.keys()):
             self.damaged("is missing", path)
-        for path, found in stored.items():
+        for path, found in self.declared.items():
             if path not in listed:
                 self.damaged("is not a dataset of this golden", path)
             if list(found.shape) != listed[path]:
                 self.damaged(f"has the shape {list(found.shape)}, written was {listed[path]}", path)
 
-    def _json(self, text: object, where: str) -> Any:
+    def _json(self, text: str, where: str) -> Any:
         try:
-            return parse_json(str(text))
+            return parse_json(text)
         except ValueError as error:
             self.damaged(f"{where} is not JSON: {error}")
 
-    def _check_declared_bytes(self, stored: Mapping[str, _Stored]) -> None:
-        declared = sum(found.declared_bytes for found in stored.values())
-        if declared > self.byte_budget:
-            self.damaged(f"declares {declared} bytes of data, the budget is {self.byte_budget}")
-        if declared > self.size * _LARGEST_EXPANSION:
-            self.damaged(
-                f"declares {declared} bytes of data in a file of {self.size}: "
-                f"more than {_LARGEST_EXPANSION} times its size"
-            )
-
-    # the data
-
-    def _data(self, found: _Stored) -> np.ndarray:
-        try:
-            self._check_chunks(found)
-            array = np.empty(found.shape, carrier(found.dtype))
-            if array.size:
-                # HDF5 swaps bytes where it must; equal types otherwise, so nothing is converted
-                found.dataset.id.read(h5py.h5s.ALL, h5py.h5s.ALL, array)
-        except (OSError, RuntimeError, ValueError) as error:
-            self.damaged(f"cannot be read: {_reason(error)}", found.path)
-        array = decode(array, found.dtype)
-        recomputed = tensor_sha256(found.path, array)
+    def _values(self, path: str) -> np.ndarray:
+        found = self.declared[path]
+        array = self.file.values(found)
+        recomputed = tensor_sha256(path, array)
         if found.attributes["sha256"] != recomputed:
-            self.damaged(
-                f"sha256 is {found.attributes['sha256']}, recomputed it is {recomputed}",
-                found.path,
-            )
+            stored = found.attributes["sha256"]
+            self.damaged(f"sha256 is {stored}, recomputed it is {recomputed}", path)
         return array
 
-    def _check_chunks(self, found: _Stored) -> None:
-        """Inflate each chunk under a limit: HDF5 itself inflates whatever it is given."""
-        chunks = found.dataset.chunks
-        if chunks is None or not found.dataset.size:
-            return
-        number = math.prod(
-            -(-length // step) for length, step in zip(found.shape, chunks, strict=True)
-        )
-        if number > _MOST_CHUNKS:
-            self.damaged(f"has {number} chunks, allowed are {_MOST_CHUNKS}", found.path)
-        properties = found.dataset.id.get_create_plist()
-        filters = [properties.get_filter(n)[0] for n in range(properties.get_nfilters())]
-        infos: list[Any] = []
-        found.dataset.id.chunk_iter(infos.append)
-        # fletcher32 adds four bytes; before or behind deflate
-        limit = math.prod(chunks) * DTYPES[found.dtype].itemsize + 4
-        for info in infos:
-            if info.size > self.size:
-                self.damaged("has a chunk that is larger than the file", found.path)
-            if _DEFLATE not in filters or info.filter_mask >> filters.index(_DEFLATE) & 1:
-                continue
-            _, deflated = found.dataset.id.read_direct_chunk(info.chunk_offset)
-            try:
-                inflated = zlib.decompressobj().decompress(deflated, limit + 1)
-            except zlib.error as error:
-                self.damaged(f"cannot be inflated: {error}", found.path)
-            if len(inflated) > limit:
-                self.damaged("has a chunk that inflates beyond its size", found.path)
-
-    # the golden
-
-    def _assembled(
-        self,
-        root: Mapping[str, Any],
-        stored: Mapping[str, _Stored],
-        arrays: Mapping[str, np.ndarray],
-    ) -> Golden:
-        axes: dict[str, str] = {}
-        strides: dict[str, int] = {}
-        for path, found in stored.items():
-            _, name = _split(path)
-            if "axes" in found.attributes:
-                text = str(found.attributes["axes"])
-                if axes.setdefault(name, text) != text:
-                    self.damaged(f"has other axes than {axes[name]!r}", path)
-            if "row_stride" in found.attributes:
-                strides[name] = int(found.attributes["row_stride"])
+    def _assembled(self, root: Mapping[str, str], arrays: Mapping[str, np.ndarray]) -> Golden:
         params = self._json(root["params"], "the attribute params")
         if not isinstance(params, dict):
             self.damaged("the attribute params is not a JSON object")
-        self._check_texts(
-            self.texts["provenance"], set(self.texts["provenance"]), set(), "provenance"
-        )
+        mutants = {p: self._json(text, f"mutants: {p}") for p, text in self.mutants.items()}
+        axes: dict[str, str] = {}
+        strides: dict[str, int] = {}
+        for path, found in self.declared.items():
+            _, name = _split(path)
+            text = str(found.attributes.get("axes", axes.get(name, "")))
+            if text and axes.setdefault(name, text) != text:
+                self.damaged(f"has the axes {text!r}, elsewhere they are {axes[name]!r}", path)
+            if "row_stride" in found.attributes:
+                strides[name] = int(found.attributes["row_stride"])
         return Golden(
             **{label: root[label] for label in _LABELS},
             params=params,
             inputs=_under(arrays, "inputs"),
             stages=self._stages(arrays),
             outputs=_under(arrays, "outputs"),
-            accept=self._accept(arrays),
-            mutants={
-                policy: self._json(text, f"mutants: {policy}")
-                for policy, text in self.texts["mutants"].items()
-            },
-            provenance={key: str(text) for key, text in self.texts["provenance"].items()},
+            accept={policy: self._accept(arrays, policy) for policy in self.policies},
+            mutants=mutants,
+            provenance=self.provenance,
             axes=axes,
             row_strides=strides,
             input_recipe=root.get("input_recipe"),
@@ -523,29 +303,59 @@ class _Reader:
     def _stages(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         stages: dict[str, np.ndarray] = {}
         for numbered, array in sorted(_under(arrays, "stages").items()):
-            name = numbered[3:]
-            if numbered[:3] != f"{len(stages):02}_" or name in stages:
+            number, name = numbered[:3], numbered[3:]
+            if number != f"{len(stages):02}_" or name in stages:
                 self.damaged("is out of order", f"stages/{numbered}")
             stages[name] = array
         return stages
 
-    def _accept(self, arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, Accept]]:
-        accept: dict[str, dict[str, Accept]] = {}
-        for policy in self.policies:
-            where = f"accept/{policy}"
-            parts = _under(arrays, where)
-            names = sorted({name.rpartition("_")[0] for name in parts})
-            accept[policy] = {}
-            for name in names:
-                lo, hi, free = (parts.pop(f"{name}_{part}", None) for part in ("lo", "hi", "free"))
-                if lo is None or hi is None:
-                    self.damaged("needs both _lo and _hi", f"{where}/{name}")
-                accept[policy][name] = Accept(lo, hi, free)
-            for name in parts:
-                self.damaged("is not a bound or a mask", f"{where}/{name}")
+    def _accept(self, arrays: Mapping[str, np.ndarray], policy: str) -> dict[str, Accept]:
+        parts = _under(arrays, f"accept/{policy}")
+        accept: dict[str, Accept] = {}
+        for name in sorted({part.rpartition("_")[0] for part in parts}):
+            lo, hi = parts.pop(f"{name}_lo", None), parts.pop(f"{name}_hi", None)
+            if lo is None or hi is None:
+                self.damaged("needs both _lo and _hi", f"accept/{policy}/{name}")
+            accept[name] = Accept(lo, hi, parts.pop(f"{name}_free", None))
+        for part in parts:
+            self.damaged("is neither a bound nor a mask", f"accept/{policy}/{part}")
         return accept
+
+
+def _strided_bytes(found: Declared) -> int:
+    """What a backend's view of an input takes, whose rows lie further apart."""
+    rows = math.prod(found.shape[:1])
+    return rows * int(found.attributes.get("row_stride", 0)) * DTYPES[found.dtype].itemsize
 
 
 def _under(arrays: Mapping[str, np.ndarray], group: str) -> dict[str, np.ndarray]:
     start = f"{group}/"
     return {path[len(start) :]: a for path, a in arrays.items() if path.startswith(start)}
+
+
+def read_flat(
+    file: h5py.File, path: str | os.PathLike[str], *, byte_budget: int = BYTE_BUDGET
+) -> dict[str, np.ndarray]:
+    """The datasets at the root of an open HDF5 file that is not a golden, by name.
+
+    A dataset has the attribute dtype, as in a golden, or plain floats or integers.
+    """
+    untrusted = UntrustedFile(path, file, os.stat(path).st_size)
+    declared = []
+    for name, where, target in untrusted.children(file):
+        if isinstance(target, h5py.Group):
+            continue
+        dataset = untrusted.dataset(target, where)
+        dtype = dataset.attrs.get("dtype")
+        if dtype is None:
+            held = untrusted.plain_type(dataset, where)
+            declared.append(Declared(name, dataset, held.name, held))
+            continue
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            untrusted.damaged(f"the dtype {dtype!r} is unknown", where)
+        untrusted.check_type(dataset, carrier(dtype), dtype, where)
+        declared.append(Declared(name, dataset, dtype, carrier(dtype)))
+    if not declared:
+        untrusted.damaged("has no dataset at its root")
+    untrusted.check_bytes(declared, byte_budget)
+    return {found.path: untrusted.values(found) for found in declared}
