@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 import click
-from refkern.cli import exits, options, verdicts
+from refkern.cli import options, verdicts
 
 
 @click.command("compare")
 @click.argument("golden", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("result", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--recipe", help="Judge by this recipe instead of the case's own; or 'any'.")
+@options.judged_by
 @click.option(
     "--rung", type=click.Choice(["bits", "accept"]), default="accept", show_default=True,
     help="How strictly the case must pass.",
@@ -27,15 +27,11 @@ def command(
     """
     from refkern.goldens import hdf5
     from refkern.goldens.build import prepare
-    from refkern.goldens.errors import DamagedFile
     from refkern.goldens.results import read_results
     from refkern.goldens.verify import Options, judge
 
-    try:
-        read = hdf5.read(golden)
-        tensors = read_results(result, read)
-    except DamagedFile as error:
-        raise exits.Failure(exits.DAMAGED, str(error)) from None
+    read = hdf5.read(golden)
+    tensors = read_results(result, read)
     prepared, _ = prepare(read)
     stages = {name: array for name, array in tensors.items() if name not in read.outputs}
     outputs = {name: array for name, array in tensors.items() if name in read.outputs}

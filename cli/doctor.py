@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 import click
@@ -15,7 +16,6 @@ PACKAGES = ("numpy", "ml_dtypes", "numba", "llvmlite", "h5py", "click", "rich")
 @click.command("doctor")
 def command() -> None:
     """Versions, threads, backends, and a self-check of numpy against numba."""
-    import numpy as np
     from refkern.cli.list import list_backends
     from refkern.goldens.selfcheck import CHECKS
 
@@ -28,7 +28,7 @@ def command() -> None:
             rows.append((package, version(package)))
         except PackageNotFoundError:
             rows.append((package, "not installed"))
-    features = np._core._multiarray_umath.__cpu_features__
+    features = import_module("numpy._core._multiarray_umath").__cpu_features__
     enabled = ", ".join(name for name, on in features.items() if on)
     rows += [
         ("machine", f"{platform.system()} {platform.machine()}"),

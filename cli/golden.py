@@ -16,7 +16,7 @@ from refkern.case import Tier
 @click.command("golden")
 @click.argument("globs", metavar="[CASE_GLOB]...", nargs=-1)
 @options.op
-@click.option("--recipe", help="Only the cases of this recipe.")
+@options.of_recipe
 @options.tier
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("refkern-goldens"),
@@ -39,6 +39,8 @@ def command(
     from refkern.goldens.generate import generate
     from refkern.goldens.selection import select
 
+    if check and force:
+        raise click.UsageError("--check writes nothing, so --force has nothing to replace")
     selected = select(globs, op=op, recipe=recipe, tier=tier)
     if not selected:
         raise exits.Failure(exits.NOTHING, "no case was selected; see: refkern list cases")

@@ -9,6 +9,7 @@ import click
 
 from refkern import ops
 from refkern.case import TIERS
+from refkern.errors import InvalidInput
 from refkern.threads import set_num_threads
 
 as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
@@ -26,6 +27,34 @@ def _check_op(context: Any, parameter: Any, value: str | None) -> str | None:
 
 op = click.option(
     "--op", callback=_check_op, shell_complete=_complete_op, help="Only this op's cases."
+)
+
+
+def _recipes() -> set[str]:
+    return {recipe for name in ops.names() for recipe in ops.load(name).recipes}
+
+
+def _complete_recipe(context: Any, parameter: Any, incomplete: str) -> list[str]:
+    return sorted(name for name in _recipes() if name.startswith(incomplete))
+
+
+def _check_recipe(context: Any, parameter: Any, value: str | None) -> str | None:
+    if value not in (None, "any") and value not in _recipes():
+        raise InvalidInput("recipe", repr(value), f"there are {', '.join(sorted(_recipes()))}")
+    return value
+
+
+of_recipe = click.option(
+    "--recipe",
+    callback=_check_recipe,
+    shell_complete=_complete_recipe,
+    help="Only the cases of this recipe.",
+)
+judged_by = click.option(
+    "--recipe",
+    callback=_check_recipe,
+    shell_complete=_complete_recipe,
+    help="Judge by this recipe instead of each case's own; or 'any'.",
 )
 tier = click.option(
     "--tier",

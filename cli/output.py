@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,17 @@ COLOURS = {
 
 
 def print_json(document: dict[str, Any]) -> None:
-    click.echo(json.dumps({"schema": 1, **document}, indent=1, ensure_ascii=False))
+    """One document; what JSON has no number for becomes the text "nan", "inf" or "-inf"."""
+    whole = {"schema": 1, **_in_json(document)}
+    click.echo(json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def _in_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _in_json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_in_json(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def note(text: str) -> None:

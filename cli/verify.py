@@ -16,7 +16,11 @@ from refkern.cli.output import progress
 )
 @click.option("--backend", required=True, help="numpy, numba, exec:PROGRAM; see: list backends.")
 @click.option("--device", help="Where the backend is to run, e.g. cpu, cuda, mps.")
-@click.option("--recipe", help="Judge by this recipe instead of each case's own; or 'any'.")
+@click.option(
+    "--timeout", type=click.FloatRange(0, min_open=True), default=300.0, show_default=True,
+    help="Seconds that exec:PROGRAM may take for one case.",
+)  # fmt: skip
+@options.judged_by
 @click.option(
     "--rung", type=click.Choice(["bits", "accept"]), default="accept", show_default=True,
     help="How strictly a case must pass.",
@@ -24,7 +28,7 @@ from refkern.cli.output import progress
 @options.threads
 @options.as_json
 def command(
-    paths: tuple[Path, ...], backend: str, device: str | None, recipe: str | None,
+    paths: tuple[Path, ...], backend: str, device: str | None, timeout: float, recipe: str | None,
     rung: Literal["bits", "accept"], as_json: bool,
 ) -> None:  # fmt: skip
     """Run a backend on golden files' inputs and judge its outputs.
@@ -35,7 +39,7 @@ def command(
     from refkern.goldens.selection import find_files
     from refkern.goldens.verify import Options, verify_file
 
-    chosen = backends.load(backend, device)
+    chosen = backends.load(backend, device, timeout)
     missing = [str(path) for path in paths if not path.exists()]
     if missing:
         raise exits.Failure(exits.USAGE, f"{', '.join(missing)}: no such file or folder")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 from refkern.goldens.golden import Golden
@@ -19,6 +20,7 @@ from refkern.goldens.selection import Selected
 
 import refkern
 from refkern import ops
+from refkern.errors import InvalidInput
 from refkern.op import Call, Op
 from refkern.verdict import difference
 
@@ -67,7 +69,8 @@ def build(selected: Selected) -> Prepared:
             "refkern": refkern.__version__,
             "command": f"refkern golden {op.name}/{case.name}",
             "purpose": case.purpose,
-            **{package: version(package) for package in ("numpy", "ml_dtypes", "h5py")},
+            # no other version changes a bit of the file
+            "h5py": version("h5py"),
         },
     )
     return Prepared(op, golden, call)
@@ -80,10 +83,18 @@ def check_inputs(
     row_strides: Mapping[str, int],
 ) -> Call:
     """The op's own check of a golden's arrays; an input that is not there is None."""
-    arguments = dict.fromkeys(op.input_names())
+    arguments: dict[str, Any] = dict.fromkeys(op.input_names())
+    _check_names(op, "inputs", inputs, op.input_names())
+    _check_names(op, "params", params, op.param_names())
     for name, array in inputs.items():
         arguments[name] = None if array is None else with_strides(array, row_strides.get(name))
     return op.check(**arguments, **params)
+
+
+def _check_names(op: Op, what: str, given: Iterable[str], known: tuple[str, ...]) -> None:
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise InvalidInput(what, ", ".join(unknown), f"{op.name} has {', '.join(known)}")
 
 
 def with_mutants(prepared: Prepared) -> Golden:
@@ -115,6 +126,9 @@ def prepare(golden: Golden) -> tuple[Prepared, Mapping[str, np.ndarray | None]]:
         return Prepared(op, golden, call), call.inputs
     inputs = remake_inputs(golden)
     call = check_inputs(op, inputs, golden.params, {})
+    rows = op.output(call)[0][0]
+    if golden.sampled_rows.max(initial=-1) >= rows:
+        raise InvalidInput("sampled_rows", golden.sampled_rows.max(), f"there are {rows} rows")
     return Prepared(op, golden, op.take_rows(call, golden.sampled_rows)), call.inputs
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from refkern.goldens import hdf5, manifest
-from refkern.goldens.build import build, with_mutants
+from refkern.goldens.build import Prepared, build, with_mutants
 from refkern.goldens.errors import DamagedFile
-from refkern.goldens.golden import accept_sha256, content_sha256
+from refkern.goldens.golden import Golden, accept_sha256, content_sha256
 from refkern.goldens.selection import Selected
 
 import refkern
@@ -48,6 +48,7 @@ class Job:
     case: str
     folder: Path
     check: bool
+    #: never together with ``check``
     force: bool
     threads: int
 
@@ -63,8 +64,9 @@ def generate(
 ) -> list[Outcome]:
     """Make (or with ``check`` only compare) the cases' files below ``folder``.
 
-    A file with the case's content is kept, one with other content is left alone unless ``force``.
-    ``done`` is told of each case as it ends.
+    A file with the case's content is kept, one with other content is left alone.  With ``force``
+    the latter is replaced, and the former too where its tier, its rejected mutants or what it
+    accepts are no longer what they would be.  ``done`` is told of each case as it ends.
     """
     work = [Job(s.op.name, s.case.name, folder, check, force, get_num_threads()) for s in selected]
     outcomes = []
@@ -75,7 +77,7 @@ def generate(
     if not check:
         entries = [_entry(folder, o) for o in outcomes if o.passed]
         if entries:
-            manifest.write(folder, entries)
+            manifest.write(folder, entries, replace_damaged=force)
     return outcomes
 
 
@@ -104,21 +106,30 @@ def make(job: Job) -> Outcome:
         return Outcome(op.name, case.name, case.tier, case.recipe, name, status, content, problem)
 
     try:
-        there = content_sha256(hdf5.read(path))
+        there = hdf5.read(path)
     except FileNotFoundError:
         if job.check:
             return outcome("missing", f"{path} is not there")
     except DamagedFile as error:
-        if job.check or not job.force:
+        if not job.force:
             return outcome("damaged", str(error))
     else:
-        if there == content:
+        same = content_sha256(there) == content
+        if same and not (job.force and _is_stale(there, prepared)):
             return outcome("kept")
-        if job.check or not job.force:
-            return outcome("other", f"{path} has other content: {there[:12]}, not {content[:12]}")
+        if not job.force:
+            other = f"{content_sha256(there)[:12]}, not {content[:12]}"
+            return outcome("other", f"{path} has other content: {other}")
     path.parent.mkdir(parents=True, exist_ok=True)
     hdf5.write(with_mutants(prepared), path)
     return outcome("written")
+
+
+def _is_stale(there: Golden, prepared: Prepared) -> bool:
+    """Whether what is not content would be written differently today."""
+    return there.tier != prepared.golden.tier or accept_sha256(there) != accept_sha256(
+        with_mutants(prepared)
+    )
 
 
 def _entry(folder: Path, outcome: Outcome) -> manifest.Entry:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from refkern.goldens.golden import canonical_json, parse_json
+from refkern.goldens.golden import DTYPES, canonical_json, parse_json
 from refkern.goldens.philox import words
 
 from refkern.case import (
@@ -29,6 +29,9 @@ from refkern.case import (
 from refkern.casts import cast
 from refkern.errors import InvalidInput
 from refkern.formats import FORMATS, Format, find_format, from_codes
+
+#: what the inputs of a file that only describes them may take
+MOST_BYTES = 2 << 30
 
 
 def make_inputs(case: Case) -> dict[str, np.ndarray | None]:
@@ -83,15 +86,24 @@ def describe_inputs(case: Case) -> str:
 
 
 def parse_description(text: str) -> tuple[int, dict[str, Tensor | None]]:
-    """Seed and tensors of a description.  Raises InvalidInput for anything else."""
+    """Seed and tensors of a description.
+
+    Raises InvalidInput for anything that `describe_inputs` does not write, and for tensors of more
+    than `MOST_BYTES`: a file is not trusted.
+    """
     try:
         data = parse_json(text)
+        _require(isinstance(data, dict) and data.keys() == {"seed", "tensors"}, "seed and tensors")
+        _require(type(data["seed"]) is int and 0 <= data["seed"] < 1 << 32, "a seed of 32 bits")
         tensors = {n: t and _from_data(t) for n, t in data["tensors"].items()}
-        return int(data["seed"]), tensors
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidInput(
             "input_recipe", "a text", f"no description of inputs: {error!r}"
         ) from None
+    size = sum(math.prod(t.shape) * _dtype(t.dtype).itemsize for t in tensors.values() if t)
+    if size > MOST_BYTES:
+        raise InvalidInput("input_recipe", f"tensors of {size} bytes", f"at most {MOST_BYTES}")
+    return data["seed"], tensors
 
 
 def _as_data(tensor: Tensor) -> dict[str, Any]:
@@ -104,21 +116,48 @@ def _as_data(tensor: Tensor) -> dict[str, Any]:
     return {**asdict(tensor), "fill": tagged(tensor.fill), "edits": list(map(tagged, tensor.edits))}
 
 
-def _from_data(data: Mapping[str, Any]) -> Tensor:
-    def untagged(part: Mapping[str, Any], kinds: Mapping[str, type]) -> Any:
-        fields = {key: value for key, value in part.items() if key != "kind"}
-        if "values" in fields:
-            fields["values"] = tuple(map(float, fields["values"]))
-        if "region" in fields:
-            fields["region"] = tuple(map(tuple, fields["region"]))
-        return kinds[part["kind"]](**fields)
+def _from_data(data: dict[str, Any]) -> Tensor:
+    tensor = Tensor(
+        **{
+            **data,
+            "shape": tuple(data["shape"]),
+            "fill": _untagged(data["fill"], FILLS),
+            "edits": tuple(_untagged(edit, EDITS) for edit in data["edits"]),
+        }
+    )
+    _require(tensor.dtype in DTYPES, "a known dtype")
+    _require(tensor.coarse is None or tensor.coarse in FORMATS, "a known coarse dtype")
+    _require(all(type(n) is int and n >= 0 for n in tensor.shape), "a shape of sizes")
+    stride = tensor.row_stride
+    _require(stride is None or type(stride) is int, "an integer as row stride")
+    drawn_as_codes = not isinstance(tensor.fill, Integers | Values)
+    _require(not drawn_as_codes or (tensor.coarse or tensor.dtype) in FORMATS, "a float dtype")
+    _require(all(len(e.region) <= len(tensor.shape) for e in tensor.edits), "regions of its rank")
+    return tensor
 
-    parts = {
-        "shape": tuple(map(int, data["shape"])),
-        "fill": untagged(data["fill"], FILLS),
-        "edits": tuple(untagged(edit, EDITS) for edit in data["edits"]),
-    }
-    return Tensor(**{**data, **parts})
+
+def _untagged(part: Mapping[str, Any], kinds: Mapping[str, type]) -> Any:
+    kept = {key: value for key, value in part.items() if key != "kind"}
+    if "values" in kept:
+        kept["values"] = tuple(map(float, kept["values"]))
+        _require(len(kept["values"]) > 0, "at least one value")
+    if "region" in kept:
+        kept["region"] = tuple(map(tuple, kept["region"]))
+        steps = [step for part in kept["region"] for step in part]
+        _require(all(step is None or type(step) is int for step in steps), "slices of integers")
+        _require(all(len(p) == 3 and p[2] != 0 for p in kept["region"]), "slices of three")
+    for key in ("exponent", "low", "high", "binades"):
+        value = kept.get(key, 0)
+        _require(type(value) is int and abs(value) < 1 << 31, f"an integer as {key}")
+    _require(type(kept.get("signed", True)) is bool, "true or false as signed")
+    _require(kept.get("binades", 1) >= 1, "a binade")
+    _require(0 <= kept.get("high", 0) - kept.get("low", 0) < 1 << 32, "a range low to high")
+    return kinds[part["kind"]](**kept)
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(f"{what} is needed")
 
 
 def _dtype(name: str) -> np.dtype:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from refkern.goldens.atomic import replacing
 from refkern.goldens.errors import DamagedFile
@@ -34,21 +35,40 @@ def read(folder: Path) -> dict[str, Entry]:
     path = folder / NAME
     try:
         listed = json.loads(path.read_text("utf-8"))["cases"]
-        return {entry["path"]: Entry(**entry) for entry in listed}
+        entries = [Entry(**entry) for entry in listed]
+        wrong = [
+            f.name for e in entries for f in fields(e) if type(getattr(e, f.name)) is not _of(f)
+        ]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is of another type")
+        return {entry.path: entry for entry in entries}
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError, KeyError) as error:
         raise DamagedFile(path, f"no readable manifest: {error}") from None
 
 
-def write(folder: Path, entries: Iterable[Entry]) -> None:
-    """The manifest with these entries, those of files that are still there kept beside them."""
-    kept = {p: e for p, e in read(folder).items() if (folder / p).exists()}
+def write(folder: Path, entries: Iterable[Entry], *, replace_damaged: bool = False) -> None:
+    """The manifest with these entries, those of files that are still there kept beside them.
+
+    A manifest that cannot be read is left alone and raises DamagedFile unless ``replace_damaged``.
+    """
+    try:
+        there = read(folder)
+    except DamagedFile:
+        if not replace_damaged:
+            raise
+        there = {}
+    kept = {p: e for p, e in there.items() if (folder / p).exists()}
     kept.update({entry.path: entry for entry in entries})
     listed = [asdict(kept[path]) for path in sorted(kept)]
     text = json.dumps({"schema": 1, "cases": listed}, indent=1)
     with replacing(folder / NAME) as file:
         file.write(f"{text}\n".encode())
+
+
+def _of(field: Field[Any]) -> type:
+    return int if field.name == "bytes" else str
 
 
 def file_sha256(path: Path) -> str:

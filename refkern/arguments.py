@@ -127,7 +127,10 @@ def non_negative(name: str, value: Any) -> float:
     """A real number >= 0, infinity included; NaN and negative numbers are refused."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real | np.floating):
         raise InvalidInput(name, repr(value), "a real number is needed")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer or fraction beyond float64
+        number = math.copysign(math.inf, 1 if value > 0 else -1)  # type: ignore[operator]
     if math.isnan(number) or number < 0:
         raise InvalidInput(name, number, "a number >= 0 is needed")
     return number
@@ -135,13 +138,17 @@ def non_negative(name: str, value: Any) -> float:
 
 def output(value: Any, *, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """The array behind ``out=``: exactly of this shape and dtype, and writable."""
-    array = as_array("out", value)
     if not (isinstance(value, np.ndarray) or is_torch(value)):
         raise InvalidInput("out", type(value).__name__, "a numpy array or torch tensor is needed")
-    if array.dtype != dtype:
-        raise InvalidInput("out", f"dtype {array.dtype}", f"{dtype} is needed")
+    array = as_array("out", value)
+    # What was converted on the way is a copy, in which the result would be lost.
+    given = value.dtype if isinstance(value, np.ndarray) else array.dtype
+    if given != dtype:
+        raise InvalidInput("out", f"dtype {given}", f"{dtype} is needed")
     if array.shape != shape:
         raise InvalidInput("out", f"shape {array.shape}", f"{shape} is needed")
     if not array.flags.writeable:
         raise InvalidInput("out", "a read-only array", "a writable one is needed")
+    if any(n > 1 and step == 0 for n, step in zip(array.shape, array.strides, strict=True)):
+        raise InvalidInput("out", "a broadcast view", "an element of its own for each is needed")
     return array

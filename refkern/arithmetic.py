@@ -38,6 +38,9 @@ class Silu:
     sigmoid: Sigmoid = Sigmoid()
 
 
+ONE = np.array(1, np.float32)
+
+
 class Bits:
     """One float32 rounding a call; the bits that a recipe determines.
 
@@ -99,17 +102,16 @@ class Bits:
     def sigmoid(self, x: np.ndarray, sigmoid: Sigmoid) -> np.ndarray:
         if sigmoid.form == "function":
             return sigmoid.function(_float32(x))
-        one = np.float32(1)
         e = self.exp(-x, sigmoid.function)
-        plain = self.div(one, self.add(one, e))
+        plain = self.div(ONE, self.add(ONE, e))
         if sigmoid.form == "plain":
             return plain
         e = self.exp(x, sigmoid.function)
-        return np.where(x >= 0, plain, self.div(e, self.add(one, e)))
+        return np.where(x >= 0, plain, self.div(e, self.add(ONE, e)))
 
     def silu(self, x: np.ndarray, silu: Silu) -> np.ndarray:
         if silu.form == "quotient":
-            return self.div(x, self.add(np.float32(1), self.exp(-x, silu.sigmoid.function)))
+            return self.div(x, self.add(ONE, self.exp(-x, silu.sigmoid.function)))
         return self.mul(x, self.sigmoid(x, silu.sigmoid))
 
     def minimum(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -116,12 +116,13 @@ class Case:
 
 def region(*slices: int | tuple[int | None, ...] | None) -> Region:
     """A `Region` from one entry per axis: an index, (start, stop[, step]), or None for all."""
-    made = []
+    made: list[tuple[int | None, int | None, int | None]] = []
     for s in slices:
         if s is None:
             made.append((None, None, None))
         elif isinstance(s, int):
             made.append((s, s + 1 if s != -1 else None, None))
         else:
-            made.append((*s, None, None)[:3])
-    return tuple(made)  # type: ignore[arg-type]
+            start, stop, step = (*s, None, None)[:3]
+            made.append((start, stop, step))
+    return tuple(made)

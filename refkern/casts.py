@@ -7,6 +7,7 @@ neither saturates nor knows fp8.  Here every cast is one integer rounding of the
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,9 @@ from refkern.formats import FLOAT32, FLOAT64, Format, codes, find_format, format
 ROUNDINGS = ("nearest-even", "up", "down", "nearest")
 
 
-def cast(x, dtype, *, saturate: bool = False, rounding: str = "nearest-even") -> np.ndarray:
+def cast(
+    x: Any, dtype: Any, *, saturate: bool = False, rounding: str = "nearest-even"
+) -> np.ndarray:
     """``x`` rounded once to ``dtype``.
 
     x: any shape; float64, float32, a narrow float, an integer, a bool or a longdouble.

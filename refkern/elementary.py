@@ -31,7 +31,7 @@ class Function:
         return getattr(import_module(module), attribute)
 
 
-def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+def fma(a: np.ndarray, b: np.ndarray | np.float32, c: np.ndarray | np.float32) -> np.ndarray:
     """float32 a * b + c with one rounding.
 
     The product of two float32 is exact in float64.  The float64 sum is moved to its odd neighbour

@@ -94,23 +94,29 @@ class Op:
         parameters = inspect.signature(self.check).parameters.values()
         return tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
 
+    def param_names(self) -> tuple[str, ...]:
+        """The parameters that the op takes: what its signature has as keyword-only."""
+        parameters = inspect.signature(self.check).parameters.values()
+        return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
     def run(self, call: Call, recipe: Recipe, out: np.ndarray | None = None) -> np.ndarray:
         """The numba kernel's output for a checked call and a recipe made for it."""
-        shape, dtype = self.output(call)
-        arrays = [a for a in call.inputs.values() if a is not None]
-        direct = (
-            out is not None
-            and out.flags.c_contiguous
-            and not any(np.may_share_memory(out, a) for a in arrays)
-        )
-        # A kernel writes plain memory that no input shares; anything else is copied at the end.
-        result = out if direct else np.zeros(shape, dtype)
-        if out is not None and not direct and not self.writes_all:
-            result[...] = out
-        self.part("kernel").run(call, recipe, result)
-        if out is not None and not direct:
+        kernel = self.part("kernel")
+        # Parameters become float32, where a huge one is infinity: meant, and no warning.
+        with np.errstate(all="ignore"):
+            if out is not None and _is_plain(out, call):
+                kernel.run(call, recipe, out)
+                return out
+            shape, dtype = self.output(call)
+            result = np.zeros(shape, dtype)
+            if out is None:
+                kernel.run(call, recipe, result)
+                return result
+            if not self.writes_all:
+                result[...] = out
+            kernel.run(call, recipe, result)
             out[...] = result
-        return result if out is None else out
+        return out
 
     def accept(
         self,
@@ -138,6 +144,13 @@ class Op:
         with np.errstate(all="ignore"):
             self.part("reference").reference(bits, call, recipe)
         return bits.stages
+
+
+def _is_plain(out: np.ndarray, call: Call) -> bool:
+    """Whether a kernel may write ``out`` itself: contiguous memory that no input shares."""
+    inputs = [array for array in call.inputs.values() if array is not None]
+    shared = any(np.may_share_memory(out, array) for array in inputs)
+    return out.flags.c_contiguous and out.flags.aligned and not shared
 
 
 @functools.cache

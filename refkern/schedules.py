@@ -11,6 +11,7 @@ Every partial sum starts at +0, so a position without an element counts as +0 an
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -21,11 +22,13 @@ from refkern.elementary import fma
 
 
 class Schedule(Protocol):
-    """What every summation order offers.
+    """What every summation order offers; a value, so that a kernel is compiled once for it.
 
     One that `refkern.compiled.sums` does not know has an attribute ``compiled``, "module:function":
     a function from the schedule to its `CompiledSum`.
     """
+
+    def __hash__(self) -> int: ...
 
     def replay(self, a: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
         """[.., n] float32 (twice) -> [..] float32: the sum of a[i] * b[i], or of a[i].
@@ -106,7 +109,9 @@ class Lanes:
             sums[..., : stop - start, 0] = _accumulate(live, a[..., start:stop], tail_b, self.fused)
         return self._combine(self._fold(sums, 1)[..., 0])
 
-    def _steps(self, a: np.ndarray, b: np.ndarray | None):
+    def _steps(
+        self, a: np.ndarray, b: np.ndarray | None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         """The vectors that all lanes take at one time, as [.., lanes, vector], in order."""
         strip = self.lanes * self.vector
         steps = -(-a.shape[-1] // strip)
@@ -224,4 +229,4 @@ def _exact_sum(terms: np.ndarray) -> np.float32:
     if error != 0 and bits & 1 == 0:
         bits += 1 if (error > 0) == (nearest > 0) else -1
     # `cast` rounds the odd float64 once.  A sum of exactly zero is +0.
-    return cast(bits.view(np.float64) + 0.0, np.float32)[()]
+    return np.float32(cast(bits.view(np.float64) + 0.0, np.float32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import Any
 
 from refkern.goldens.backends import Backend, Computed
 
@@ -19,5 +20,5 @@ def backend(device: str | None = None) -> Backend:
     )
 
 
-def compute(op: str, inputs: dict, params: dict, *, recipe: str) -> Computed:
+def compute(op: str, inputs: dict[str, Any], params: dict[str, Any], *, recipe: str) -> Computed:
     return {"out": getattr(refkern, op)(**inputs, **params, recipe=recipe)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy
 from refkern.goldens.backends import Backend, Computed
 
@@ -18,6 +20,6 @@ def backend(device: str | None = None) -> Backend:
     )
 
 
-def compute(op: str, inputs: dict, params: dict, *, recipe: str) -> Computed:
+def compute(op: str, inputs: dict[str, Any], params: dict[str, Any], *, recipe: str) -> Computed:
     stages = dict(getattr(refkern.reference, op)(**inputs, **params, recipe=recipe))
     return {"out": stages.pop("out")}, stages

@@ -57,8 +57,9 @@ def case(
         purpose=purpose,
         inputs={
             "y": Tensor(y, shape, y_fill, y_edits, coarse=coarse),
-            "gate": gate
-            and Tensor(gate, shape, gate_fill, gate_edits, coarse=coarse, row_stride=gate_stride),
+            "gate": None
+            if gate is None
+            else Tensor(gate, shape, gate_fill, gate_edits, coarse=coarse, row_stride=gate_stride),
             "weight": Tensor("float32", shape[1:], weight),
         },
         params={"group_size": group_size, "eps": eps},

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from refkern.arithmetic import Bits, Sigmoid, Silu
+from refkern.arithmetic import ONE, Bits, Sigmoid, Silu
 from refkern.casts import cast, widen
 from refkern.elementary import EXP, LN2_HIGH, LN2_LOW, LOG2_E, Function, exp_float64
 from refkern.mutant import Mutant
@@ -82,7 +82,7 @@ class StableSilu(Bits):
 
     def silu(self, x: np.ndarray, silu: Silu) -> np.ndarray:
         e = self.exp(x, silu.sigmoid.function)
-        negative = self.mul(x, self.div(e, self.add(np.float32(1), e)))
+        negative = self.mul(x, self.div(e, self.add(ONE, e)))
         return np.where(x < -80, negative, super().silu(x, silu))
 
 

@@ -69,7 +69,7 @@ MODULAR_APPLE = NormRecipe(
     silu=Silu("product"),
     squares=Lanes(lanes=32, fused=True, combine="descending"),
 )
-MODULAR_VECTOR = NormRecipe(
+MODULAR_VECTOR: NormRecipe = NormRecipe(
     name="modular-vector",
     source="Modular's vector GPU kernel: 16-byte vectors, the first halving contracted to fma",
     silu=Silu("product"),
