@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import click
+
 from refkern.cli import options, verdicts
 
 
@@ -13,27 +14,28 @@ from refkern.cli import options, verdicts
 @click.argument("golden", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("result", type=click.Path(path_type=Path, dir_okay=False))
 @options.judged_by
-@click.option(
-    "--rung", type=click.Choice(["bits", "accept"]), default="accept", show_default=True,
-    help="How strictly the case must pass.",
-)  # fmt: skip
+@options.policy
+@options.sum_freedom
+@options.rung
+@options.by_stages
 @options.as_json
 def command(
-    golden: Path, result: Path, recipe: str | None, rung: Literal["bits", "accept"], as_json: bool
-) -> None:
+    golden: Path, result: Path, recipe: str | None, policy: str | None, sum_freedom: str,
+    rung: Literal["bits", "accept"], stages: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Judge tensors from a file (.h5, .npz or .safetensors) by a golden file.
 
     RESULT holds the output as "out", and stages by their names if it has them.
     """
     from refkern.goldens import hdf5
     from refkern.goldens.build import prepare
+    from refkern.goldens.policy_files import find_policy
     from refkern.goldens.results import read_results
     from refkern.goldens.verify import Options, judge
 
+    allowed = find_policy(policy or "cuda", any_order=sum_freedom == "any")
     read = hdf5.read(golden)
-    tensors = read_results(result, read)
+    outputs, given = read_results(result, read)
     prepared, _ = prepare(read)
-    stages = {name: array for name, array in tensors.items() if name not in read.outputs}
-    outputs = {name: array for name, array in tensors.items() if name in read.outputs}
-    report = judge(golden, prepared, outputs, stages, Options(recipe, rung))
-    verdicts.show([report], as_json=as_json, backend=str(result), version="", policy="")
+    report = judge(golden, prepared, outputs, given, Options(recipe, rung, allowed, stages))
+    verdicts.show([report], as_json=as_json, backend=str(result), version="", policy=allowed.name)

@@ -7,6 +7,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 import click
+
 from refkern.cli import exits
 from refkern.cli.output import print_table
 
@@ -16,10 +17,9 @@ PACKAGES = ("numpy", "ml_dtypes", "numba", "llvmlite", "h5py", "click", "rich")
 @click.command("doctor")
 def command() -> None:
     """Versions, threads, backends, and a self-check of numpy against numba."""
+    import refkern
     from refkern.cli.list import list_backends
     from refkern.goldens.selfcheck import CHECKS
-
-    import refkern
     from refkern.threads import available_threads, get_num_threads
 
     rows = [("refkern", refkern.__version__), ("python", platform.python_version())]

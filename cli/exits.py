@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 import click
-from refkern.goldens.errors import DamagedFile
 
 from refkern.errors import InvalidInput
+from refkern.goldens.errors import DamagedFile
 
 PASS, MISMATCH, USAGE, DAMAGED, UNAVAILABLE, NOTHING = range(6)
 

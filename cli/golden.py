@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from refkern.cli import exits, options
-from refkern.cli.output import megabytes, note, print_json, print_table, progress
 
 from refkern.case import Tier
+from refkern.cli import exits, options
+from refkern.cli.output import megabytes, note, print_json, print_table, progress
 
 
 @click.command("golden")

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import click
-from refkern.cli import options
-from refkern.cli.output import print_json, print_table
 
 from refkern import ops
+from refkern.cli import options
+from refkern.cli.output import print_json, print_table
 
 Row = dict[str, Any]
 
@@ -70,6 +70,30 @@ def list_backends(op: str | None) -> list[Row]:
     return rows
 
 
+def list_policies(op: str | None) -> list[Row]:
+    from refkern import policy as policies
+
+    rows = []
+    for policy in policies.built_in().values():
+        a, b = policy.exp
+        lanes = "any" if policy.chain is None else f"n/{policy.chain[0]} + {policy.chain[1]}"
+        rows.append(
+            {
+                "policy": policy.name,
+                "exp": f"{a:g} + {b:g}|x|" if b else f"{a:g}",
+                "rsqrt": f"{policy.rsqrt:g}",
+                "div": f"{policy.div:g}",
+                "rounding": policy.rounding,
+                "fuse": policy.fuse,
+                "flush": policy.flush,
+                "chain": lanes,
+                "bits": policy.accumulator_bits,
+                "summary": policy.summary,
+            }
+        )
+    return rows
+
+
 def list_mutants(op: str | None) -> list[Row]:
     return [
         {"op": name, "mutant": m.name, "the kernel": m.says}
@@ -81,6 +105,7 @@ def list_mutants(op: str | None) -> list[Row]:
 LISTS: dict[str, Callable[[str | None], list[Row]]] = {
     "ops": list_ops,
     "recipes": list_recipes,
+    "policies": list_policies,
     "cases": list_cases,
     "backends": list_backends,
     "mutants": list_mutants,
@@ -102,4 +127,4 @@ def command(what: str, op: str | None, as_json: bool) -> None:
 
 
 def _cell(value: Any) -> str:
-    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else value
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)

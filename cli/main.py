@@ -6,9 +6,9 @@ import importlib
 import pkgutil
 
 import click
-from refkern.cli.exits import one_line_errors
 
 import refkern
+from refkern.cli.exits import one_line_errors
 
 #: the modules of this package that are no commands
 NO_COMMANDS = {"exits", "main", "options", "output", "verdicts"}

@@ -56,6 +56,31 @@ judged_by = click.option(
     shell_complete=_complete_recipe,
     help="Judge by this recipe instead of each case's own; or 'any'.",
 )
+policy = click.option(
+    "--policy",
+    help="What the backend is allowed: a policy, FILE.toml or FILE.toml:NAME.  "
+    "[default: the backend's own; compare and explain: cuda]",
+)
+sum_freedom = click.option(
+    "--sum",
+    "sum_freedom",
+    type=click.Choice(["policy", "any"]),
+    default="policy",
+    show_default=True,
+    help="Orders of sums: as the policy says, or any.",
+)
+rung = click.option(
+    "--rung",
+    type=click.Choice(["bits", "accept"]),
+    default="accept",
+    show_default=True,
+    help="How strictly a case must pass: only by bits, or also by its acceptance interval.",
+)
+by_stages = click.option(
+    "--stages",
+    is_flag=True,
+    help="Judge every stage that the candidate gives, each from its own stage before it.",
+)
 tier = click.option(
     "--tier",
     type=click.Choice(TIERS),

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 import numpy as np
+
 from refkern.cli import exits, options
 from refkern.cli.output import print_json, print_table
 
@@ -18,7 +19,7 @@ from refkern.cli.output import print_json, print_table
 def command(target: str, stage: str | None, as_json: bool) -> None:
     """What a golden file holds, or what a case of that name would."""
     from refkern.goldens import hdf5
-    from refkern.goldens.build import build, with_mutants
+    from refkern.goldens.build import build, with_proofs
     from refkern.goldens.golden import content_sha256
     from refkern.goldens.selection import select
 
@@ -29,7 +30,7 @@ def command(target: str, stage: str | None, as_json: bool) -> None:
         if len(found) != 1:
             what = "names several cases" if found else "is neither a file nor a case"
             raise exits.Failure(exits.NOTHING, f"{target} {what}; see: refkern list cases")
-        golden = with_mutants(build(found[0]))
+        golden = with_proofs(build(found[0]))
     tensors = {**golden.inputs, **golden.stages, **golden.outputs}
     if stage is not None:
         if stage not in tensors:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
+
 from refkern.cli import exits
 from refkern.cli.output import note, print_json, print_table
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import click
+
 from refkern.cli import exits, options, verdicts
 from refkern.cli.output import progress
 
@@ -21,25 +22,28 @@ from refkern.cli.output import progress
     help="Seconds that exec:PROGRAM may take for one case.",
 )  # fmt: skip
 @options.judged_by
-@click.option(
-    "--rung", type=click.Choice(["bits", "accept"]), default="accept", show_default=True,
-    help="How strictly a case must pass.",
-)  # fmt: skip
+@options.policy
+@options.sum_freedom
+@options.rung
+@options.by_stages
 @options.threads
 @options.as_json
 def command(
     paths: tuple[Path, ...], backend: str, device: str | None, timeout: float, recipe: str | None,
-    rung: Literal["bits", "accept"], as_json: bool,
+    policy: str | None, sum_freedom: str, rung: Literal["bits", "accept"], stages: bool,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Run a backend on golden files' inputs and judge its outputs.
 
     PATH is a golden file, or a folder of them.
     """
     from refkern.goldens import backends
+    from refkern.goldens.policy_files import find_policy
     from refkern.goldens.selection import find_files
     from refkern.goldens.verify import Options, verify_file
 
     chosen = backends.load(backend, device, timeout)
+    allowed = find_policy(policy or chosen.policy, any_order=sum_freedom == "any")
     missing = [str(path) for path in paths if not path.exists()]
     if missing:
         raise exits.Failure(exits.USAGE, f"{', '.join(missing)}: no such file or folder")
@@ -53,8 +57,8 @@ def command(
     reports = []
     with progress(len(files), f"verifying {chosen.name}") as ended:
         for file in files:
-            reports.append(verify_file(file, chosen, Options(recipe, rung)))
+            reports.append(verify_file(file, chosen, Options(recipe, rung, allowed, stages)))
             ended(file.stem)
     verdicts.show(
-        reports, as_json=as_json, backend=chosen.name, version=version, policy=chosen.policy
+        reports, as_json=as_json, backend=chosen.name, version=version, policy=allowed.name
     )

@@ -8,7 +8,12 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from refkern.goldens.golden import Golden
+
+import refkern
+from refkern import ops
+from refkern import policy as policies
+from refkern.errors import InvalidInput
+from refkern.goldens.golden import Accept, Golden
 from refkern.goldens.inputs import (
     describe_inputs,
     make_inputs,
@@ -17,12 +22,12 @@ from refkern.goldens.inputs import (
     with_strides,
 )
 from refkern.goldens.selection import Selected
-
-import refkern
-from refkern import ops
-from refkern.errors import InvalidInput
+from refkern.intervals import Interval
 from refkern.op import Call, Op
-from refkern.verdict import difference
+from refkern.verdict import Judge, difference
+
+#: the policies whose intervals a golden file holds
+STORED_POLICIES = ("ieee", "cuda", "metal", "wgsl")
 
 
 @dataclass(frozen=True)
@@ -33,10 +38,16 @@ class Prepared:
     golden: Golden
     #: the call whose output the golden holds: the sampled rows only, where it is sampled
     call: Call
+    #: the call with all its rows, by which a recipe makes its choices
+    whole: Call
+
+    def chosen(self) -> Any:
+        """The golden's recipe with its choices made."""
+        return self.op.recipe(self.golden.recipe).for_call(self.whole)
 
 
 def build(selected: Selected) -> Prepared:
-    """A case's golden, without what is proven about it; see `with_mutants`."""
+    """A case's golden, without what is proven about it; see `with_proofs`."""
     op, case = selected.op, selected.case
     inputs = make_inputs(case)
     strides = {
@@ -44,11 +55,10 @@ def build(selected: Selected) -> Prepared:
         for name, tensor in case.inputs.items()
         if tensor is not None and tensor.row_stride is not None
     }
-    call = check_inputs(op, inputs, case.params, strides)
+    whole = check_inputs(op, inputs, case.params, strides)
     rows = np.array(case.sampled_rows, np.int64) if case.sampled_rows else None
-    if rows is not None:
-        call = op.take_rows(call, rows)
-    stages = dict(op.stages_of(call, op.recipe(case.recipe).for_call(call)))
+    call = whole if rows is None else op.take_rows(whole, rows)
+    stages = dict(op.stages_of(call, op.recipe(case.recipe).for_call(whole)))
     outputs = {"out": stages.pop("out")}
     stored = {name: array for name, array in inputs.items() if array is not None}
     names = [*stored, *stages, *outputs]
@@ -73,7 +83,7 @@ def build(selected: Selected) -> Prepared:
             "h5py": version("h5py"),
         },
     )
-    return Prepared(op, golden, call)
+    return Prepared(op, golden, call, whole)
 
 
 def check_inputs(
@@ -97,22 +107,38 @@ def _check_names(op: Op, what: str, given: Iterable[str], known: tuple[str, ...]
         raise InvalidInput(what, ", ".join(unknown), f"{op.name} has {', '.join(known)}")
 
 
-def with_mutants(prepared: Prepared) -> Golden:
-    """The golden with the names of the mutants whose bits it rejects."""
-    op, golden = prepared.op, prepared.golden
-    chosen = op.recipe(golden.recipe).for_call(prepared.call)
+def with_proofs(prepared: Prepared, names: Iterable[str] = STORED_POLICIES) -> Golden:
+    """The golden with what the policies accept and which mutants it rejects.
+
+    Rejected under "bits", under each policy end to end, and under POLICY+stages those more that
+    only a look at each stage rejects, from the mutant's own stage before it.
+    """
+    op, golden, call, chosen = prepared.op, prepared.golden, prepared.call, prepared.chosen()
     want = golden.outputs["out"]
-    rejected = [
-        mutant.name
-        for mutant in op.part("mutants").MUTANTS
-        if _differs(mutant.stages(op, prepared.call, chosen)["out"], want)
-    ]
-    return replace(golden, mutants={"bits": rejected})
+    wrong = {m.name: m.stages(op, call, chosen) for m in op.part("mutants").MUTANTS}
+    rejected = {"bits": [m for m, stages in wrong.items() if not _passes(stages["out"], want)]}
+    accept = {}
+    for name in names:
+        policy = policies.load(name)
+        interval = op.accept(call, chosen, policy)["out"]
+        lo, hi = interval.bounds()
+        free = interval.free.astype(np.uint8)
+        accept[name] = {"out": Accept(lo, hi, free if free.any() else None)}
+        rejected[name] = [
+            m for m in rejected["bits"] if not _passes(wrong[m]["out"], want, interval)
+        ]
+        judge = Judge(op, call, whole=prepared.whole, policy=policy)
+        rejected[f"{name}+stages"] = [
+            m
+            for m, stages in wrong.items()
+            if m not in rejected[name] and judge.first_guilty_stage(stages, golden.recipe)
+        ]
+    return replace(golden, accept=accept, mutants=rejected)
 
 
-def _differs(got: np.ndarray, want: np.ndarray) -> bool:
+def _passes(got: np.ndarray, want: np.ndarray, interval: Interval | None = None) -> bool:
     same_kind = got.shape == want.shape and got.dtype == want.dtype
-    return not same_kind or difference(got, want).mismatches > 0
+    return same_kind and difference(got, want, interval).mismatches == 0
 
 
 def prepare(golden: Golden) -> tuple[Prepared, Mapping[str, np.ndarray | None]]:
@@ -123,13 +149,13 @@ def prepare(golden: Golden) -> tuple[Prepared, Mapping[str, np.ndarray | None]]:
     op = ops.load(golden.op)
     if golden.sampled_rows is None:
         call = check_inputs(op, golden.inputs, golden.params, golden.row_strides)
-        return Prepared(op, golden, call), call.inputs
+        return Prepared(op, golden, call, call), call.inputs
     inputs = remake_inputs(golden)
     call = check_inputs(op, inputs, golden.params, {})
     rows = op.output(call)[0][0]
     if golden.sampled_rows.max(initial=-1) >= rows:
         raise InvalidInput("sampled_rows", golden.sampled_rows.max(), f"there are {rows} rows")
-    return Prepared(op, golden, op.take_rows(call, golden.sampled_rows)), call.inputs
+    return Prepared(op, golden, op.take_rows(call, golden.sampled_rows), call), call.inputs
 
 
 def remake_inputs(golden: Golden) -> dict[str, np.ndarray | None]:

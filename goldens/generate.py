@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import refkern
+from refkern import ops
 from refkern.goldens import hdf5, manifest
-from refkern.goldens.build import Prepared, build, with_mutants
+from refkern.goldens.build import Prepared, build, with_proofs
 from refkern.goldens.errors import DamagedFile
 from refkern.goldens.golden import Golden, accept_sha256, content_sha256
 from refkern.goldens.selection import Selected
-
-import refkern
-from refkern import ops
 from refkern.threads import get_num_threads
 
 #: "kept": there already; "other": there with other content and left alone; "missing": only checked
@@ -121,14 +120,14 @@ def make(job: Job) -> Outcome:
             other = f"{content_sha256(there)[:12]}, not {content[:12]}"
             return outcome("other", f"{path} has other content: {other}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    hdf5.write(with_mutants(prepared), path)
+    hdf5.write(with_proofs(prepared), path)
     return outcome("written")
 
 
 def _is_stale(there: Golden, prepared: Prepared) -> bool:
     """Whether what is not content would be written differently today."""
     return there.tier != prepared.golden.tier or accept_sha256(there) != accept_sha256(
-        with_mutants(prepared)
+        with_proofs(prepared)
     )
 
 

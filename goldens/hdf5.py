@@ -14,6 +14,8 @@ from typing import Any
 
 import h5py
 import numpy as np
+
+from refkern.errors import InvalidInput
 from refkern.goldens.atomic import replacing
 from refkern.goldens.errors import DamagedFile
 from refkern.goldens.golden import (
@@ -33,8 +35,6 @@ from refkern.goldens.golden import (
     tensor_sha256,
 )
 from refkern.goldens.untrusted import Declared, UntrustedFile, open_untrusted
-
-from refkern.errors import InvalidInput
 
 FORMAT = "refkern-golden"
 FORMAT_VERSION = 1

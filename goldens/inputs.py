@@ -11,8 +11,6 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from refkern.goldens.golden import DTYPES, canonical_json, parse_json
-from refkern.goldens.philox import words
 
 from refkern.case import (
     Case,
@@ -29,6 +27,8 @@ from refkern.case import (
 from refkern.casts import cast
 from refkern.errors import InvalidInput
 from refkern.formats import FORMATS, Format, find_format, from_codes
+from refkern.goldens.golden import DTYPES, canonical_json, parse_json
+from refkern.goldens.philox import words
 
 #: what the inputs of a file that only describes them may take
 MOST_BYTES = 2 << 30

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from refkern.goldens import hdf5, safetensors
-from refkern.goldens.errors import DamagedFile
-from refkern.goldens.golden import Golden
 
 from refkern.errors import InvalidInput
 from refkern.formats import FORMATS, find_format, from_codes
+from refkern.goldens import hdf5, safetensors
+from refkern.goldens.errors import DamagedFile
+from refkern.goldens.golden import Golden
 
 KINDS = (".safetensors", ".npz", ".h5")
 #: what a result file may hold
@@ -21,7 +21,10 @@ CLASSES = (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.OPAQUE)
 FILTERS = {h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_FLETCHER32}
 
 
-def read_results(path: Path, golden: Golden) -> dict[str, np.ndarray]:
+Tensors = dict[str, np.ndarray]
+
+
+def read_results(path: Path, golden: Golden) -> tuple[Tensors, Tensors]:
     """Outputs and stages by name, in the golden's dtypes where the file cannot say which it is.
 
     .npz loses narrow floats: unsigned integers, and the opaque bytes that numpy makes of ml_dtypes
@@ -30,9 +33,12 @@ def read_results(path: Path, golden: Golden) -> dict[str, np.ndarray]:
     if path.suffix not in KINDS:
         raise InvalidInput("RESULT", path.name, f"allowed are {', '.join(KINDS)}")
     if path.suffix == ".safetensors":
-        return safetensors.read(path)[0]
-    tensors = _read_npz(path) if path.suffix == ".npz" else _read_h5(path)
-    return {name: _as_expected(array, name, golden) for name, array in tensors.items()}
+        tensors = safetensors.read(path)[0]
+    else:
+        read = _read_npz(path) if path.suffix == ".npz" else _read_h5(path)
+        tensors = {name: _as_expected(array, name, golden) for name, array in read.items()}
+    outputs = {name: array for name, array in tensors.items() if name in golden.outputs}
+    return outputs, {name: array for name, array in tensors.items() if name not in outputs}
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:

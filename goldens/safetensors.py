@@ -15,11 +15,11 @@ from typing import Any, BinaryIO, NoReturn
 
 import ml_dtypes
 import numpy as np
+
+from refkern.errors import InvalidInput
 from refkern.goldens.atomic import replacing
 from refkern.goldens.errors import DamagedFile
 from refkern.goldens.golden import canonical_json, carrier, data_bytes, decode, parse_json
-
-from refkern.errors import InvalidInput
 
 #: the format's names
 CODES: dict[str, np.dtype] = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from refkern.goldens.build import build
-from refkern.goldens.selection import select
 
 import refkern
 from refkern import ops
 from refkern.elementary import exp_correctly_rounded, fma
 from refkern.formats import codes
+from refkern.goldens.build import build
+from refkern.goldens.selection import select
 from refkern.verdict import difference
 
 

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import h5py
 import numpy as np
+
 from refkern.goldens.attribute_texts import AttributeTexts
 from refkern.goldens.errors import DamagedFile
 from refkern.goldens.golden import DTYPES, LONGEST_TEXT, decode

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+
+from refkern import arguments, casts
+from refkern import policy as policies
+from refkern.errors import InvalidInput
 from refkern.goldens import hdf5
 from refkern.goldens.backends import Arrays, Backend, Unsupported
 from refkern.goldens.build import Prepared, prepare
 from refkern.goldens.errors import DamagedFile
 from refkern.goldens.golden import Golden
-
-from refkern import arguments
-from refkern.errors import InvalidInput
-from refkern.verdict import Element, Judge, Verdict, difference
+from refkern.intervals import Interval
+from refkern.policy import Policy
+from refkern.verdict import Element, Judge, Verdict
 
 Outcome = Literal["bits", "accept", "fail", "skip", "error", "damaged"]
 #: in the order in which a summary counts them
@@ -38,6 +40,8 @@ class Report:
     elements: int = 0
     mismatches: int = 0
     max_ulp: int = 0
+    #: elements that the policy leaves open
+    undetermined: int = 0
     #: the first stage that differs; None where the candidate gave no stages
     first_stage: str | None = None
     worst: tuple[Element, ...] = ()
@@ -50,8 +54,6 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         worst = asdict(self.worst[0]) if self.worst else None
-        if worst is not None:
-            worst |= {"lo": None, "hi": None}
         return {
             "case": self.case,
             "op": self.op,
@@ -61,6 +63,7 @@ class Report:
             "elements": self.elements,
             "mismatches": self.mismatches,
             "max_ulp": self.max_ulp,
+            "undetermined": self.undetermined,
             "first_stage": self.first_stage,
             "worst": worst,
             "headline": self.headline,
@@ -75,6 +78,10 @@ class Options:
     #: None: each case by its own recipe; "any": by any recipe of the op
     recipe: str | None = None
     rung: Literal["bits", "accept"] = "accept"
+    #: by which intervals are computed; None: only bits pass
+    policy: Policy | None = None
+    #: judge every stage that the candidate gives, each from its own stage before it
+    stages: bool = False
 
 
 def verify_file(path: Path, backend: Backend, options: Options) -> Report:
@@ -82,7 +89,7 @@ def verify_file(path: Path, backend: Backend, options: Options) -> Report:
     try:
         golden = hdf5.read(path)
         prepared, inputs = prepare(golden)
-        chosen = prepared.op.recipe(golden.recipe).for_call(prepared.call)
+        chosen = prepared.chosen()
     except DamagedFile as error:
         return _unreadable(path, str(error))
     except InvalidInput as error:
@@ -90,7 +97,7 @@ def verify_file(path: Path, backend: Backend, options: Options) -> Report:
     recipe = _judged_by(golden, options)
     try:
         if recipe != chosen.name:
-            prepared.op.recipe(recipe).for_call(prepared.call)
+            prepared.op.recipe(recipe).for_call(prepared.whole)
     except InvalidInput as outside:
         # another recipe was asked for, and this case is not in its domain
         return _report(path, golden, recipe, "skip", str(outside))
@@ -110,14 +117,20 @@ def judge(
     """A candidate's arrays against a golden."""
     golden, op = prepared.golden, prepared.op
     recipe = _judged_by(golden, options)
+    policy = options.policy if options.rung == "accept" else None
     try:
-        got = _output(golden, outputs)
-        judge = Judge(op, prepared.call)
-        judge.know(golden.recipe, golden.outputs["out"])
+        got = own_output(golden, outputs)
+        own = {**own_stages(prepared, stages), "out": got}
+        judge = Judge(op, prepared.call, whole=prepared.whole, policy=policy)
+        judge.know(golden.recipe, golden.outputs["out"], _stored_interval(golden, policy))
         verdict = judge.verdict(got, recipe, any_recipe=options.recipe == "any")
-        first = _first_stage(prepared, recipe, stages, verdict)
+        first = None
+        if len(own) > 1 and (options.stages or not verdict.passed):
+            first = judge.first_guilty_stage(own, recipe)
     except InvalidInput as error:
         return _report(path, golden, recipe, "error", str(error))
+    if options.stages and len(own) > 1 and (first is None) != verdict.passed:
+        verdict = _by_stages(verdict, first)
     found = verdict.difference
     return _report(
         path,
@@ -128,6 +141,7 @@ def judge(
         elements=found.elements,
         mismatches=found.mismatches,
         max_ulp=found.max_ulp,
+        undetermined=found.undetermined,
         first_stage=first,
         worst=found.worst,
         hint=verdict.hint,
@@ -138,7 +152,7 @@ def _judged_by(golden: Golden, options: Options) -> str:
     return golden.recipe if options.recipe in (None, "any") else str(options.recipe)
 
 
-def _output(golden: Golden, outputs: Arrays) -> np.ndarray:
+def own_output(golden: Golden, outputs: Arrays) -> np.ndarray:
     """The candidate's output, the golden's rows of it."""
     if "out" not in outputs:
         given = ", ".join(sorted(outputs)) or "none"
@@ -151,29 +165,33 @@ def _output(golden: Golden, outputs: Arrays) -> np.ndarray:
     return got[golden.sampled_rows]
 
 
-def _first_stage(prepared: Prepared, recipe: str, stages: Arrays, verdict: Verdict) -> str | None:
-    """The first stage that differs, of those that the candidate gave."""
-    if verdict.rung == "bits" or not stages:
+def own_stages(prepared: Prepared, stages: Arrays) -> dict[str, np.ndarray]:
+    """The stages that the candidate gave, in order; the golden's rows of them."""
+    rows = prepared.golden.sampled_rows
+    own = {}
+    for name in prepared.op.stages[:-1]:
+        if name in stages:
+            array = arguments.as_array(f"stage {name}", stages[name])
+            own[name] = array if rows is None else array[rows]
+    return own
+
+
+def _stored_interval(golden: Golden, policy: Policy | None) -> Interval | None:
+    """What the file says that a policy accepts; None where it does not say."""
+    if policy is None or policy != policies.built_in().get(policy.name):
         return None
-    op, golden = prepared.op, prepared.golden
-    own = recipe == golden.recipe and golden.stages
-    expected: Mapping[str, np.ndarray] = (
-        golden.stages
-        if own
-        else op.stages_of(prepared.call, op.recipe(recipe).for_call(prepared.call))
-    )
-    for name in op.stages[:-1]:
-        if name in stages and name in expected:
-            got, want = arguments.as_array(f"stage {name}", stages[name]), expected[name]
-            if got.dtype != want.dtype or got.shape != want.shape:
-                raise InvalidInput(
-                    f"stage {name}",
-                    f"{got.dtype} {list(got.shape)}",
-                    f"{want.dtype} {list(want.shape)} is needed",
-                )
-            if difference(got, want).mismatches:
-                return name
-    return "out"
+    stored = golden.accept.get(policy.name, {}).get("out")
+    if stored is None:
+        return None
+    free = np.zeros(stored.lo.shape, bool) if stored.free is None else stored.free.astype(bool)
+    return Interval(casts.widen(stored.lo), casts.widen(stored.hi), free, stored.lo.dtype)
+
+
+def _by_stages(verdict: Verdict, first: str | None) -> Verdict:
+    """A verdict that the candidate's own stages overrule: all follow, or one does not."""
+    if first is None:
+        return replace(verdict, rung="accept", hint="every stage follows from the one before it")
+    return replace(verdict, rung="fail", hint=f"stage {first} does not follow from the one before")
 
 
 def _report(

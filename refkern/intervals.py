@@ -21,6 +21,8 @@ import numpy as np
 from refkern import casts
 from refkern.arithmetic import Sigmoid, Silu
 from refkern.elementary import (
+    EXP,
+    RSQRT,
     RSQRT_TWO_ROUNDINGS,
     Function,
     exp_correctly_rounded,
@@ -104,6 +106,11 @@ def point(values: np.ndarray, dtype: np.dtype | None = None) -> Interval:
     """Exact float32 values."""
     free = np.zeros(values.shape, bool)
     return Interval(values, values, free, FLOAT32.dtype if dtype is None else dtype)
+
+
+def between(lo: np.ndarray, hi: np.ndarray) -> Interval:
+    """Everything between two arrays of float32."""
+    return Interval(lo, hi, np.zeros(lo.shape, bool))
 
 
 class Intervals:
@@ -252,7 +259,7 @@ class Intervals:
         up = (hi < x.hi) & ~(toward_zero & (x.hi > 0))
         return np.where(down, below, lo), np.where(up, above, hi)
 
-    # Functions with a budget.
+    # Functions with a budget.  A recipe's own flavour of one is allowed beside it.
 
     def exp(self, x: Interval, function: Function) -> Interval:
         x = self._operand(x)
@@ -265,6 +272,8 @@ class Intervals:
             _, hi = self._widened(*_twice(exp_float64(x.hi)), a + b * np.fmin(np.abs(x.hi), 128))
             # A function value stays a function value: exp is never negative.
             lo = np.where(np.isnan(x.lo), NAN, np.maximum(lo, 0))
+        if function != EXP:
+            lo, hi = np.fmin(lo, function(x.lo)), np.fmax(hi, function(x.hi))
         return self._result(lo, hi, (x,))
 
     def rsqrt(self, x: Interval, function: Function) -> Interval:
@@ -277,6 +286,8 @@ class Intervals:
             lo, _ = self._widened(*_twice(1 / np.sqrt(x.hi.astype(np.float64))), self.policy.rsqrt)
             _, hi = self._widened(*_twice(1 / np.sqrt(x.lo.astype(np.float64))), self.policy.rsqrt)
             lo = np.where(np.isnan(lo), NAN, np.maximum(lo, 0))
+        if function not in (RSQRT, RSQRT_TWO_ROUNDINGS):
+            lo, hi = np.fmin(lo, function(x.hi)), np.fmax(hi, function(x.lo))
         result = self._result(lo, hi, (x,), open_=open_)
         if function != RSQRT_TWO_ROUNDINGS:
             return result
@@ -297,9 +308,16 @@ class Intervals:
         return self._result(lo, hi, (x,), open_=open_)
 
     def sigmoid(self, x: Interval, sigmoid: Sigmoid) -> Interval:
-        """1 / (1 + exp(-x)); for negative x also exp(x) / (1 + exp(x)) where the recipe does so."""
+        """1 / (1 + exp(-x)); for negative x also exp(x) / (1 + exp(x)) where the recipe does so.
+
+        A recipe's own sigmoid is allowed beside those.
+        """
         one = self.constant(1)
-        plain = self.div(one, self.add(one, self.exp(-x, sigmoid.function)))
+        exp = EXP if sigmoid.form == "function" else sigmoid.function
+        plain = self.div(one, self.add(one, self.exp(-x, exp)))
+        if sigmoid.form == "function":
+            own = between(sigmoid.function(x.lo), sigmoid.function(x.hi))
+            return _hull(plain, own)
         if sigmoid.form != "stable":
             return plain
         e = self.exp(x, sigmoid.function)
@@ -309,7 +327,8 @@ class Intervals:
     def silu(self, x: Interval, silu: Silu) -> Interval:
         """Every algebraic form: x / (1 + e), x * (1 / (1 + e)), x * sigmoid(x)."""
         product = self.mul(x, self.sigmoid(x, silu.sigmoid))
-        denominator = self.add(self.constant(1), self.exp(-x, silu.sigmoid.function))
+        exp = EXP if silu.sigmoid.form == "function" else silu.sigmoid.function
+        denominator = self.add(self.constant(1), self.exp(-x, exp))
         return _hull(product, self.div(x, denominator))
 
     # What chooses.

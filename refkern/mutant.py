@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from refkern.arithmetic import Bits
 from refkern.op import Call, Op
+from refkern.policy import Policy
+
+if TYPE_CHECKING:
+    from refkern.intervals import Interval
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,18 @@ class Mutant:
 
     def stages(self, op: Op, call: Call, recipe: Any) -> dict[str, np.ndarray]:
         """Every stage as the wrong kernel computes it."""
-        wrong = call if self.call is None else self.call(call)
-        chosen = recipe if self.recipe is None else self.recipe(recipe)
+        wrong, chosen = self._switched(call, recipe)
         bits = Bits() if self.arithmetic is None else self.arithmetic(wrong)
         with np.errstate(all="ignore"):
             op.part("reference").reference(bits, wrong, chosen)
         return bits.stages
+
+    def accept(self, op: Op, call: Call, recipe: Any, policy: Policy) -> Interval | None:
+        """What a policy accepts of the wrong kernel; None where its arithmetic is what is wrong."""
+        if self.arithmetic is not None:
+            return None
+        return op.accept(*self._switched(call, recipe), policy)["out"]
+
+    def _switched(self, call: Call, recipe: Any) -> tuple[Call, Any]:
+        wrong = call if self.call is None else self.call(call)
+        return wrong, recipe if self.recipe is None else self.recipe(recipe)

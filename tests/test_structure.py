@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refkern.goldens.build import build
-from refkern.goldens.selection import select
 
 import refkern
 from refkern import ops
 from refkern.arithmetic import Bits
+from refkern.goldens.build import build
+from refkern.goldens.selection import select
 from refkern.op import Call
 
 ROOT = Path(__file__).resolve().parents[1]

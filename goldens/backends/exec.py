@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from refkern import ops
+from refkern.errors import InvalidInput
 from refkern.goldens import safetensors
 from refkern.goldens.backends import TIMEOUT_SECONDS, Backend, Computed, Unavailable
 from refkern.goldens.errors import DamagedFile
 from refkern.goldens.golden import canonical_json
-
-from refkern import ops
-from refkern.errors import InvalidInput
 
 #: of what a program says on stderr, where its last line is looked for
 LAST_BYTES = 4096

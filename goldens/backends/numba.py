@@ -5,9 +5,8 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from refkern.goldens.backends import Backend, Computed
-
 import refkern
+from refkern.goldens.backends import Backend, Computed
 
 
 def backend(device: str | None = None) -> Backend:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy
-from refkern.goldens.backends import Backend, Computed
 
 import refkern
+from refkern.goldens.backends import Backend, Computed
 
 
 def backend(device: str | None = None) -> Backend:

