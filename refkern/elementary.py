@@ -22,6 +22,8 @@ class Function:
     numpy: Callable[..., np.ndarray] = field(repr=False, compare=False)
     #: "module:attribute" of the numba version, which only a kernel imports
     compiled: str = field(repr=False)
+    #: never falls, or never rises, in any argument: then intervals go by their ends
+    monotone: bool = field(default=False, repr=False, compare=False)
 
     def __call__(self, *arguments: np.ndarray) -> np.ndarray:
         return self.numpy(*arguments)

@@ -12,7 +12,8 @@ does not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,9 @@ from refkern.elementary import (
 )
 from refkern.formats import FLOAT32, format_of
 from refkern.policy import Policy
-from refkern.schedules import Schedule
+from refkern.group_dots import EXACT, GROUP, GroupDots
+from refkern.schedules import Schedule, Sequential
+from refkern.ulp import is_nan
 
 INF = np.float32(np.inf)
 NAN = np.float32(np.nan)
@@ -125,13 +128,14 @@ class Intervals:
         self._given = given or {}
         self.current = ""
 
-    def stage(self, name: str, value: Interval) -> Interval:
+    def stage(self, name: str, value: Interval, unrounded: Interval | None = None) -> Interval:
         self.stages[name] = value
         self.current = name
         if name in self._given:
             own = self._given[name]
             return point(casts.widen(own), own.dtype)
-        return Interval(value.lo, value.hi, value.free, value.dtype)
+        following = value if unrounded is None else unrounded
+        return Interval(following.lo, following.hi, following.free, following.dtype)
 
     # What rounds nothing.
 
@@ -142,6 +146,35 @@ class Intervals:
 
     def constant(self, value: float) -> Interval:
         return point(np.float32(value)[None][0])
+
+    def zeros(self, shape: tuple[int, ...]) -> Interval:
+        return point(np.zeros(shape, np.float32))
+
+    def concatenate(self, parts: Sequence[Interval], axis: int) -> Interval:
+        lo, hi, free = (
+            np.concatenate([getattr(p, bound) for p in parts], axis) for bound in ("lo", "hi", "free")
+        )
+        return Interval(lo, hi, free, parts[0].dtype)
+
+    def groups(self, x: Interval, size: int) -> Interval:
+        *lead, n = x.shape
+        count = -(-n // size)
+        filled = Interval(
+            *(_padded(bound, count * size) for bound in (x.lo, x.hi, x.free)), x.dtype
+        )
+        return filled.reshape(*lead, count, size)
+
+    def apply(self, function: Function, *x: Interval) -> Interval:
+        """A function that is what it is, on every machine: by its ends, if it is monotone."""
+        lowest = function(*(a.lo for a in x))
+        if all(a.lo is a.hi for a in x):
+            return self._result(lowest, lowest, x)
+        corners = [function(*ends) for ends in itertools.product(*((a.lo, a.hi) for a in x))]
+        known = np.ones(lowest.shape, bool)
+        for a in x:
+            known = known & (a.is_point | a.is_nan)
+        open_ = np.zeros_like(known) if function.monotone else ~known
+        return self._result(np.fmin.reduce(corners), np.fmax.reduce(corners), x, open_=open_)
 
     # What rounds once.
 
@@ -352,8 +385,8 @@ class Intervals:
     def fmax(self, a: Interval, b: Interval) -> Interval:
         return -self.fmin(-a, -b)
 
-    def largest_magnitude(self, x: Interval) -> Interval:
-        """The amax along the last axis; NaN is ignored."""
+    def largest_magnitude(self, x: Interval, nan: str = "ignored") -> Interval:
+        """The amax along the last axis; a NaN is ignored, or kept."""
         lo = np.where(x.has_zero, np.float32(0), np.fmin(np.abs(x.lo), np.abs(x.hi)))
         hi = np.fmax(np.abs(x.lo), np.abs(x.hi))
         zero = np.float32(0)
@@ -362,6 +395,9 @@ class Intervals:
             free = free | x.is_nan.any(axis=-1) | x.has_infinity.any(axis=-1)
         lo = np.fmax.reduce(lo, axis=-1, initial=zero)
         hi = np.fmax.reduce(hi, axis=-1, initial=zero)
+        if nan == "kept":
+            certain = x.is_nan.any(axis=-1) & ~free
+            lo, hi = np.where(certain, NAN, lo), np.where(certain, NAN, hi)
         return Interval(np.where(free, -INF, lo), np.where(free, INF, hi), free)
 
     # Sums.
@@ -473,6 +509,55 @@ class Intervals:
         losing = (~known | (lowest < exponent[..., None])) & (unit != 0)
         steps = -(-unit.shape[-1] // self.policy.products)
         return grid * (losing.sum(axis=-1) + 2 * steps) * (1 + 2.0**-20)
+
+    def group_dots(self, x: Interval, w: np.ndarray, dots: GroupDots) -> Interval:
+        """[tokens, K] codes as an interval and [rows, K] e4m3 codes -> [tokens, rows, groups].
+
+        Codes are integers times 2^-9 below 2^18, so products of matrices of them are exact in
+        int64.  A tensor core, or float32 in any order, makes of a group what `_sum_error` and
+        `_unit_error` say.
+        """
+        tokens, rows = x.shape[0], w.shape[0]
+        lo, hi = (_code_units(bound) for bound in (x.lo, x.hi))
+        unknown = x.free | x.is_nan
+        lo, hi = np.where(unknown, 0, lo), np.where(unknown, 0, hi)
+        w_nan = is_nan(w)
+        weights = np.where(w_nan, 0, _code_units(casts.widen(w)))
+        largest = np.maximum(np.abs(lo), np.abs(hi))
+        groups = -(-x.shape[1] // GROUP)
+        shape = (tokens, rows, groups)
+        low, high, size = (np.empty(shape) for _ in range(3))
+        nan, open_ = np.empty(shape, bool), np.empty(shape, bool)
+        for g in range(groups):
+            at = slice(g * GROUP, (g + 1) * GROUP)
+            up, down = np.maximum(weights[:, at], 0).T, np.minimum(weights[:, at], 0).T
+            low[..., g] = np.matmul(lo[:, at], up) + np.matmul(hi[:, at], down)
+            high[..., g] = np.matmul(hi[:, at], up) + np.matmul(lo[:, at], down)
+            size[..., g] = np.matmul(largest[:, at], up - down)
+            nan[..., g] = x.is_nan[:, at].any(axis=1)[:, None] | w_nan[:, at].any(axis=1)[None]
+            open_[..., g] = x.free[:, at].any(axis=1)[:, None]
+        unit = 2.0**-18
+        low, high, size = low * unit, high * unit, size * unit
+        margin = size * self._sum_error(GROUP, rounded=False)
+        if self.policy.accumulator_bits:
+            grid = size * 2.0**-self.policy.accumulator_bits
+            steps = -(-GROUP // self.policy.products)
+            cut = grid * (GROUP + 2 * steps) * (1 + 2.0**-20)
+            margin = np.maximum(margin, np.where(grid <= unit, 0.0, cut))
+        # Multiples of 2^-18 whose magnitudes add up to so little: exact in any order.
+        bits = min(24, self.policy.accumulator_bits or 24)
+        margin = np.where(size <= unit * 2.0**bits, 0.0, margin)
+        low, high = _least(low - margin), _most(high + margin)
+        low, high = np.where(nan, NAN, low), np.where(nan, NAN, high)
+        return self._result(low, high, (), open_=open_ & ~nan)
+
+    def scaled_dots(
+        self, x: Interval, x_scale: Interval, w: np.ndarray, w_scale: Interval
+    ) -> Interval:
+        """What a recipe leaves unrounded, as kernels compute it: dots, scales, and their sum."""
+        dots = self.group_dots(x, w, EXACT)
+        scales = self.mul(w_scale[None], x_scale[:, None])
+        return self.dot(dots, scales, Sequential())
 
     # Inside.
 
@@ -643,6 +728,18 @@ def _tree(terms: np.ndarray) -> np.ndarray:
         even = terms.shape[-1] // 2 * 2
         terms = np.concatenate([terms[..., 0:even:2] + terms[..., 1:even:2], odd], axis=-1)
     return terms[..., 0] if terms.shape[-1] else np.zeros(terms.shape[:-1])
+
+
+def _padded(bound: np.ndarray, n: int) -> np.ndarray:
+    """Zeros (or False) up to n along the last axis."""
+    filled = np.zeros((*bound.shape[:-1], n), bound.dtype)
+    filled[..., : bound.shape[-1]] = bound
+    return filled
+
+
+def _code_units(values: np.ndarray) -> np.ndarray:
+    """e4m3 values as int64 multiples of 2^-9; NaN and infinities as 0."""
+    return np.ldexp(np.where(np.isfinite(values), values, 0.0), 9).astype(np.int64)
 
 
 def _exact_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
