@@ -25,14 +25,12 @@ def command(
 
     RESULT holds the output as "out", and stages by their names if it has them.
     """
-    from refkern.goldens import hdf5
-    from refkern.goldens.build import prepare
     from refkern.goldens.results import read_results
-    from refkern.goldens.verify import Options, judge
+    from refkern.goldens.verify import Options, judge, load
 
-    read = hdf5.read(golden)
+    prepared, _ = load(golden)
+    read = prepared.golden
     tensors = read_results(result, read)
-    prepared, _ = prepare(read)
     stages = {name: array for name, array in tensors.items() if name not in read.outputs}
     outputs = {name: array for name, array in tensors.items() if name in read.outputs}
     report = judge(golden, prepared, outputs, stages, Options(recipe, rung))
