@@ -165,7 +165,9 @@ def _dtype(name: str) -> np.dtype:
 
 
 def _convert(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Values that ``dtype`` holds, as ``dtype``."""
+    """Values that ``dtype`` holds, as ``dtype``; a NaN keeps its bits where it is one already."""
+    if values.dtype == dtype:
+        return values
     if find_format(dtype) is None:
         return values.astype(dtype)
     fmt = find_format(dtype)
