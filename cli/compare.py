@@ -27,15 +27,12 @@ def command(
 
     RESULT holds the output as "out", and stages by their names if it has them.
     """
-    from refkern.goldens import hdf5
-    from refkern.goldens.build import prepare
     from refkern.goldens.policy_files import find_policy
     from refkern.goldens.results import read_results
-    from refkern.goldens.verify import Options, judge
+    from refkern.goldens.verify import Options, judge, load
 
     allowed = find_policy(policy or "cuda", any_order=sum_freedom == "any")
-    read = hdf5.read(golden)
-    outputs, given = read_results(result, read)
-    prepared, _ = prepare(read)
+    prepared, _ = load(golden)
+    outputs, given = read_results(result, prepared.golden)
     report = judge(golden, prepared, outputs, given, Options(recipe, rung, allowed, stages))
     verdicts.show([report], as_json=as_json, backend=str(result), version="", policy=allowed.name)

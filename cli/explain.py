@@ -23,17 +23,15 @@ def command(
 
     RESULT holds the output as "out", and stages by their names if it has them.
     """
-    from refkern.goldens import hdf5
-    from refkern.goldens.build import prepare
     from refkern.goldens.explain import explain, summary
     from refkern.goldens.policy_files import find_policy
     from refkern.goldens.results import read_results
-    from refkern.goldens.verify import own_output, own_stages
+    from refkern.goldens.verify import load, own_output, own_stages
 
     allowed = find_policy(policy or "cuda", any_order=sum_freedom == "any")
-    read = hdf5.read(golden)
+    prepared, _ = load(golden)
+    read = prepared.golden
     outputs, given = read_results(result, read)
-    prepared, _ = prepare(read)
     explanation = explain(prepared, own_output(read, outputs), own_stages(prepared, given), allowed)
     if as_json:
         print_json(

@@ -37,7 +37,11 @@ def command(target: str, stage: str | None, as_json: bool) -> None:
             raise exits.Failure(exits.NOTHING, f"no {stage}; there are {', '.join(tensors)}")
         _show_values(stage, tensors[stage], as_json)
         return
-    parts = {"input": golden.inputs, "stage": golden.stages, "output": golden.outputs}
+    parts = {
+        "input": dict(sorted(golden.inputs.items())),
+        "stage": golden.stages,
+        "output": golden.outputs,
+    }
     listed = [
         {"part": part, "name": name, "dtype": str(a.dtype), "shape": list(a.shape),
          "axes": golden.axes.get(name, "")}

@@ -144,18 +144,23 @@ def _passes(got: np.ndarray, want: np.ndarray, interval: Interval | None = None)
 def prepare(golden: Golden) -> tuple[Prepared, Mapping[str, np.ndarray | None]]:
     """A golden from a file -> its call, and the full inputs that a backend gets.
 
-    Raises InvalidInput if the op refuses the file's inputs.
+    Raises InvalidInput if the op refuses the file's inputs or gives another output.
     """
     op = ops.load(golden.op)
     if golden.sampled_rows is None:
-        call = check_inputs(op, golden.inputs, golden.params, golden.row_strides)
-        return Prepared(op, golden, call, call), call.inputs
-    inputs = remake_inputs(golden)
-    call = check_inputs(op, inputs, golden.params, {})
-    rows = op.output(call)[0][0]
-    if golden.sampled_rows.max(initial=-1) >= rows:
-        raise InvalidInput("sampled_rows", golden.sampled_rows.max(), f"there are {rows} rows")
-    return Prepared(op, golden, op.take_rows(call, golden.sampled_rows), call), call.inputs
+        call = whole = check_inputs(op, golden.inputs, golden.params, golden.row_strides)
+    else:
+        whole = check_inputs(op, remake_inputs(golden), golden.params, {})
+        rows = op.output(whole)[0][0]
+        if golden.sampled_rows.max(initial=-1) >= rows:
+            raise InvalidInput("sampled_rows", golden.sampled_rows.max(), f"there are {rows} rows")
+        call = op.take_rows(whole, golden.sampled_rows)
+    shape, dtype = op.output(call)
+    held = {name: (a.shape, a.dtype) for name, a in golden.outputs.items()}
+    if held != {"out": (shape, dtype)}:
+        given = ", ".join(f"{name} {a.dtype} {list(a.shape)}" for name, a in golden.outputs.items())
+        raise InvalidInput("outputs", given, f"{op.name} gives out {dtype} {list(shape)}")
+    return Prepared(op, golden, call, whole), whole.inputs
 
 
 def remake_inputs(golden: Golden) -> dict[str, np.ndarray | None]:

@@ -95,7 +95,7 @@ def parse_description(text: str) -> tuple[int, dict[str, Tensor | None]]:
         data = parse_json(text)
         _require(isinstance(data, dict) and data.keys() == {"seed", "tensors"}, "seed and tensors")
         _require(type(data["seed"]) is int and 0 <= data["seed"] < 1 << 32, "a seed of 32 bits")
-        tensors = {n: t and _from_data(t) for n, t in data["tensors"].items()}
+        tensors = {n: None if t is None else _from_data(t) for n, t in data["tensors"].items()}
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidInput(
             "input_recipe", "a text", f"no description of inputs: {error!r}"
@@ -165,7 +165,9 @@ def _dtype(name: str) -> np.dtype:
 
 
 def _convert(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Values that ``dtype`` holds, as ``dtype``."""
+    """Values that ``dtype`` holds, as ``dtype``; a NaN keeps its bits where it is one already."""
+    if values.dtype == dtype:
+        return values
     if find_format(dtype) is None:
         return values.astype(dtype)
     fmt = find_format(dtype)

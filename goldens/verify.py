@@ -84,20 +84,30 @@ class Options:
     stages: bool = False
 
 
+def load(path: Path) -> tuple[Prepared, Mapping[str, np.ndarray | None]]:
+    """A golden file's case, and the inputs that a backend gets.
+
+    Raises DamagedFile also for a file that is whole but contradicts its op.
+    """
+    golden = hdf5.read(path)
+    try:
+        prepared, inputs = prepare(golden)
+        prepared.chosen()
+    except InvalidInput as error:
+        raise DamagedFile(path, str(error)) from None
+    return prepared, inputs
+
+
 def verify_file(path: Path, backend: Backend, options: Options) -> Report:
     """Run a backend on one golden file's inputs and judge what it returns."""
     try:
-        golden = hdf5.read(path)
-        prepared, inputs = prepare(golden)
-        chosen = prepared.chosen()
+        prepared, inputs = load(path)
     except DamagedFile as error:
-        return _unreadable(path, str(error))
-    except InvalidInput as error:
-        return _unreadable(path, f"{path}: {error}")
+        return Report(str(path), path.stem, "", "", "damaged", str(error))
+    golden = prepared.golden
     recipe = _judged_by(golden, options)
     try:
-        if recipe != chosen.name:
-            prepared.op.recipe(recipe).for_call(prepared.whole)
+        prepared.op.recipe(recipe).for_call(prepared.whole)
     except InvalidInput as outside:
         # another recipe was asked for, and this case is not in its domain
         return _report(path, golden, recipe, "skip", str(outside))
@@ -201,7 +211,3 @@ def _report(
     line = "".join(c if c.isprintable() else " " for c in headline)
     line = " ".join(line.split())
     return Report(str(path), golden.case, golden.op, recipe, outcome, line, **found)
-
-
-def _unreadable(path: Path, reason: str) -> Report:
-    return Report(str(path), path.stem, "", "", "damaged", reason)

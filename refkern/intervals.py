@@ -32,8 +32,8 @@ from refkern.elementary import (
     rsqrt_correctly_rounded,
 )
 from refkern.formats import FLOAT32, format_of
-from refkern.policy import Policy
 from refkern.group_dots import EXACT, GROUP, GroupDots
+from refkern.policy import Policy
 from refkern.schedules import Schedule, Sequential
 from refkern.ulp import is_nan
 
@@ -152,7 +152,8 @@ class Intervals:
 
     def concatenate(self, parts: Sequence[Interval], axis: int) -> Interval:
         lo, hi, free = (
-            np.concatenate([getattr(p, bound) for p in parts], axis) for bound in ("lo", "hi", "free")
+            np.concatenate([getattr(p, bound) for p in parts], axis)
+            for bound in ("lo", "hi", "free")
         )
         return Interval(lo, hi, free, parts[0].dtype)
 

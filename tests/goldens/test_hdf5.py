@@ -254,7 +254,7 @@ def test_a_golden_that_a_file_cannot_hold_leaves_no_file(tmp_path: Path) -> None
         with pytest.raises(InvalidInput):
             hdf5.write(example(**change), tmp_path / "a.h5")
     many = {f"{'x' * 90}{n}": np.zeros(0) for n in range(700)}
-    with pytest.raises(InvalidInput, match="700"):
+    with pytest.raises(InvalidInput, match="cannot hold so many"):
         hdf5.write(example(inputs=many, axes={}, row_strides={}), tmp_path / "a.h5")
     assert list(tmp_path.iterdir()) == []
 
@@ -295,7 +295,7 @@ def test_the_order_of_what_reaches_the_disk(
     fsync, rename = os.fsync, os.replace
 
     def noted_fsync(descriptor: int) -> None:
-        is_directory = os.path.isdir(f"/proc/self/fd/{descriptor}")
+        is_directory = Path(f"/proc/self/fd/{descriptor}").is_dir()
         calls.append("fsync directory" if is_directory else "fsync file")
         fsync(descriptor)
 
@@ -411,7 +411,7 @@ def test_a_flipped_bit_in_any_data_byte_is_named(path: Path) -> None:
     assert len(where) == 12
     bits = np.random.default_rng(3)
     for name, (offset, size) in where.items():
-        for byte in bits.choice(size, min(size, 8), replace=False):
+        for byte in bits.choice(size, min(size, 4), replace=False):
             damaged = bytearray(whole)
             damaged[offset + byte] ^= 1 << bits.integers(8)
             path.write_bytes(damaged)
@@ -423,19 +423,18 @@ def test_a_flipped_bit_anywhere_is_refused_or_harmless(path: Path) -> None:
     whole = path.read_bytes()
     random = np.random.default_rng(4)
     caught = 0
-    for _ in range(250):
+    for _ in range(200):
         damaged = bytearray(whole)
         damaged[random.integers(len(whole))] ^= 1 << random.integers(8)
         path.write_bytes(damaged)
         try:
             got = hdf5.read(path)
-        except DamagedFile as error:
-            assert len(str(error).splitlines()) == 1
+        except DamagedFile:
             caught += 1
             continue
         labels = {n: getattr(example(), n) for n in ("case", "tier", "provenance", "axes")}
         assert_same(replace(got, **labels), example())
-    assert caught > 20
+    assert caught > 15
 
 
 def test_a_text_heap_that_stalls_hdf5(path: Path) -> None:
@@ -468,9 +467,7 @@ def test_truncated(end: int, path: Path) -> None:
         assert text.startswith("truncated file")
 
 
-@pytest.mark.parametrize(
-    "content", [b"this is text\n", b"PK\x03\x04" * 9, b"\x89HDF\r\n\x1a\n" * 90]
-)
+@pytest.mark.parametrize("content", [b"this is text\n", b"PK\x03\x04", b"\x89HDF\r\n\x1a\n" * 90])
 def test_not_hdf5(content: bytes, path: Path) -> None:
     path.write_bytes(content)
     text = refused(path)
@@ -579,6 +576,10 @@ def _reference(file: h5py.File) -> None:
     _again(file, "inputs/y", data=[file["stages"].ref], dtype=h5py.ref_dtype)
 
 
+def _variable_length(file: h5py.File) -> None:
+    _again(file, "inputs/y", shape=(4, 8), dtype=h5py.vlen_dtype(np.dtype("<u2")))
+
+
 def _named_type(file: h5py.File) -> None:
     file["type"] = np.dtype("<u2")
     _again(file, "inputs/y", dtype=file["type"])
@@ -663,7 +664,8 @@ def _terabytes(file: h5py.File) -> None:
 
 
 def _huge_chunk(file: h5py.File) -> None:
-    _again(file, "inputs/y", chunks=(1 << 20, 1 << 10), maxshape=(None, None))
+    wide = {"chunks": (1 << 20, 1 << 10), "maxshape": (None, None)}
+    _again(file, "inputs/y", shape=(4, 8), dtype="<u2", **wide)
 
 
 def _expansion(file: h5py.File) -> None:
@@ -674,11 +676,6 @@ def _expansion(file: h5py.File) -> None:
 def _many_chunks(file: h5py.File) -> None:
     _again(file, "inputs/y", shape=(1 << 10, 1 << 8), dtype="<u2", chunks=(1, 1))
     _relist(file, inputs__y=[1 << 10, 1 << 8])
-
-
-def _many_links(file: h5py.File) -> None:
-    for number in range(40_000):
-        file["provenance"][f"x{number}"] = h5py.SoftLink("/")
 
 
 def _wide_stride(file: h5py.File) -> None:
@@ -735,7 +732,6 @@ HOSTILE: dict[str, tuple[Callable[[h5py.File], None], str]] = {
         "accept/cuda: is an external link",
     ),
     "cycle of hard links": (_cycle, "accept/cuda/accept: is not a dataset"),
-    "many links": (_many_links, "holds more than"),
     # where the data lies
     "external storage": (_external_storage, "inputs/y: has external storage"),
     "virtual dataset": (_virtual, "inputs/y: is a virtual dataset"),
@@ -759,10 +755,7 @@ HOSTILE: dict[str, tuple[Callable[[h5py.File], None], str]] = {
     ),
     "fixed string": (_data("inputs/y", np.array([b"ab"])), "16-bit string type"),
     "variable string": (_data("inputs/y", "text"), "inputs/y: is stored as a"),
-    "variable length": (
-        _data("inputs/y", [np.arange(3, dtype="<u2")], dtype=h5py.vlen_dtype(np.dtype("<u2"))),
-        "variable-length type",
-    ),
+    "variable length": (_variable_length, "inputs/y: is stored as a 128-bit variable-length type"),
     "enum": (
         _data("inputs/y", Y_BITS, dtype=h5py.enum_dtype({"A": 1}, basetype="<u2")),
         "16-bit enum type",
@@ -812,7 +805,7 @@ HOSTILE: dict[str, tuple[Callable[[h5py.File], None], str]] = {
         ),
         "accept/cuda/out_hi: sha256 is",
     ),
-    "stages out of order": (_stage_gap, "stages/07_gated: is out of order"),
+    "stages out of order": (_stage_gap, "stages/02_codes: is out of order"),
     "bound without the other": (_lo_without_hi, "accept/cuda/out: needs both"),
     "neither bound nor mask": (_neither_lo_nor_hi, "accept/cuda/out_mid"),
     # attributes
@@ -885,9 +878,8 @@ def test_two_texts_for_the_axes_of_one_name(tmp_path: Path) -> None:
     y = example().inputs["y"]
     path = tmp_path / "a.h5"
     hdf5.write(example(stages={"y": y}), path)
-    assert_same(
-        hdf5.read(path), example(stages={"y": y}, axes={"y": "rows, width", "out": "rows, width"})
-    )
+    axes = {"y": "rows, width", "out": "rows, width"}
+    assert_same(hdf5.read(path), example(stages={"y": y}, axes=axes))
     with h5py.File(path, "r+") as file:
         file["stages/00_y"].attrs["axes"] = "tokens"
     assert "stages/00_y: has the axes 'tokens', elsewhere" in refused(path)
@@ -896,14 +888,28 @@ def test_two_texts_for_the_axes_of_one_name(tmp_path: Path) -> None:
 def test_the_budget_is_checked_before_anything_is_read(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unread(*_: object) -> None:
-        raise AssertionError
+    with h5py.File(path) as file:
+        needed = sum(file[name].nbytes for name in json.loads(file.attrs["shapes"]))
+    needed += 4 * 12 * 2  # the strided view of y
+    hdf5.read(path, byte_budget=needed)
+    reads: list[str] = []
+    values = untrusted.UntrustedFile.values
 
-    needed = 8436
-    hdf5.read(path, byte_budget=1 << 16)
-    monkeypatch.setattr(untrusted.UntrustedFile, "values", unread)
-    assert "bytes of data, the budget is 100" in refused(path, byte_budget=100)
-    assert needed
+    def noted(file: untrusted.UntrustedFile, declared: untrusted.Declared) -> np.ndarray:
+        reads.append(declared.path)
+        return values(file, declared)
+
+    monkeypatch.setattr(untrusted.UntrustedFile, "values", noted)
+    expected = f"declares {needed} bytes of data, the budget is {needed - 1}"
+    assert refused(path, byte_budget=needed - 1) == expected
+    assert reads == []
+    hdf5.read(path)
+    assert len(reads) == 12
+
+
+def test_the_number_of_objects_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(untrusted, "_MOST_OBJECTS", 30)
+    assert "holds more than 30 objects and attributes" in refused(path)
 
 
 def test_another_superblock_is_refused(tmp_path: Path, path: Path) -> None:
@@ -1014,7 +1020,7 @@ def test_flat_file(libver: str, tmp_path: Path) -> None:
             file[name] = encode(array)
             file[name].attrs["dtype"] = array.dtype.name
         file.create_dataset("zip", data=np.arange(99.0), compression="gzip")
-        file.create_group("not a tensor".replace(" ", "_"))
+        file.create_group("not_a_tensor")
         file.attrs["anything"] = [1.0]
     with h5py.File(path) as file:
         got = hdf5.read_flat(file, path)

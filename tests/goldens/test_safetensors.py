@@ -125,7 +125,7 @@ def test_nothing_at_all(path: Path) -> None:
     ),
     st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2),
 )
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=40, deadline=None, database=None)
 def test_any_names_and_shapes(
     described: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]
 ) -> None:
@@ -251,7 +251,7 @@ DAMAGED: dict[str, tuple[Any, bytes, str]] = {
     "too large": ({"a": entry(0, 1 << 60)}, bytes(4), "is truncated"),
     "shape and size differ": ({"a": entry(0, 4, "F32", [2])}, bytes(4), "a: has 4 bytes"),
     "end before begin": ({"a": entry(4, 0, shape=[])}, bytes(4), "a: has -4 bytes"),
-    "huge empty shape": ({"a": entry(0, 0, shape=[0, 1 << 62])}, b"", "a: has the shape"),
+    "huge empty shape": ({"a": entry(0, 0, shape=[0, 1 << 63])}, b"", "a: has the shape"),
     "many axes": ({"a": entry(0, 1, shape=[1] * 99)}, bytes(1), "a: has the shape"),
     "unknown dtype": ({"a": entry(0, 1, "F4")}, bytes(1), "a: has the dtype 'F4'; known are"),
     "dtype of a list": ({"a": entry(0, 1, ["U8"])}, bytes(1), "a: has the dtype ['U8']"),
