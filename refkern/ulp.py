@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from refkern.arguments import as_array
+from refkern.errors import InvalidInput
 from refkern.formats import codes, format_of
 
 #: distance to or from a NaN: there is none
@@ -35,9 +37,12 @@ def ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
     `NO_DISTANCE` where exactly one of the two is NaN; 0 where both are.  float64 distances that
     exceed int64 do not occur among values of one sign; across zero they are clipped.
+    Raises InvalidInput where the two have different formats.
     """
+    a, b = as_array("a", a), as_array("b", b)
+    format_of(a.dtype, "a")
     if a.dtype != b.dtype:
-        raise TypeError(f"one format is needed, got {a.dtype} and {b.dtype}")
+        raise InvalidInput("b", b.dtype, f"a is {a.dtype}, and one format is needed")
     place_a, place_b = ordered(a), ordered(b)
     with np.errstate(over="ignore"):
         distance = np.maximum(place_a, place_b) - np.minimum(place_a, place_b)
