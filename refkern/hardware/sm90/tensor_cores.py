@@ -24,7 +24,7 @@ from refkern.formats import (
     Format,
     codes,
 )
-from refkern.hardware.sm90.special_functions import NAN_BITS
+from refkern.hardware.sm90.special_functions import NAN, NAN_BITS
 
 #: the operand of a tf32 instruction: a float32 whose low 13 bits are ignored
 TF32 = Format("tf32", 19, 10, 127, (255 << 10) - 1, 255 << 10, (255 << 10) + 512)
@@ -322,7 +322,7 @@ def chain(
 def _fadd(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
         total = x + y
-    return np.where(np.isnan(total), np.uint32(NAN_BITS).view(np.float32), total)
+    return np.where(np.isnan(total), NAN, total)
 
 
 def mma(instruction: str | Instruction, a: Any, b: Any, c: Any) -> np.ndarray:
@@ -374,7 +374,8 @@ class TensorCoreChain:
         b = np.ones(a.shape[-1:], np.float32) if b is None else b
         left, right = (operand_terms(self._operand(x, chosen), chosen) for x in (a, b))
         lead = np.broadcast_shapes(a.shape[:-1], b.shape[:-1])
-        return widen(chain(left, right, np.zeros(lead, chosen.accumulator.dtype), chosen))
+        total = widen(chain(left, right, np.zeros(lead, chosen.accumulator.dtype), chosen))
+        return np.where(np.isnan(total), NAN, total)
 
     @staticmethod
     def _operand(x: np.ndarray, instruction: Instruction) -> np.ndarray:

@@ -1,0 +1,8 @@
+"""Modules that several tests here share are found beside them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
