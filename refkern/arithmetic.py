@@ -120,11 +120,14 @@ class Bits:
         return self.mul(x, self.sigmoid(x, silu.sigmoid))
 
     def minimum(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """Exact; a NaN operand gives NaN (np.minimum, torch.clamp)."""
-        return np.minimum(_float32(a), _float32(b))
+        """Exact; a NaN operand gives NaN (torch.clamp), and -0 is below +0.
+
+        np.minimum itself leaves open which of two zeros it returns.
+        """
+        return np.where(np.isnan(a) | np.isnan(b), np.minimum(_float32(a), _float32(b)), fmin(a, b))
 
     def maximum(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return np.maximum(_float32(a), _float32(b))
+        return np.where(np.isnan(a) | np.isnan(b), np.maximum(_float32(a), _float32(b)), fmax(a, b))
 
     def fmin(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Exact; a NaN operand gives the other one, and -0 is below +0 (fminf, FMNMX)."""
