@@ -55,9 +55,7 @@ def factor_guarded_power(amax: np.ndarray, largest: np.ndarray, limit: np.ndarra
     return powers.down(factor_guarded(amax, largest, limit))
 
 
-FACTOR_OR_ONE = Function(
-    "factor-or-one", factor_or_one, "refkern.compiled.quantize:factor_or_one"
-)
+FACTOR_OR_ONE = Function("factor-or-one", factor_or_one, "refkern.compiled.quantize:factor_or_one")
 FACTOR_GUARDED = Function(
     "factor-guarded", factor_guarded, "refkern.compiled.quantize:factor_guarded"
 )
@@ -491,5 +489,3 @@ def _explain(
         if (skip[first] | _is_nearest(exact, made[first])).all():
             text += ": made with the exact scale, the stored one was rounded up afterwards"
     return text
-
-

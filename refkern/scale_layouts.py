@@ -90,7 +90,9 @@ def unpack(packed: Any, layout: Layout, *, groups: int) -> np.ndarray:
     _check_layout(layout)
     groups = arguments.integer("groups", groups, at_least=0)
     if layout == "packed-ue8m0":
-        array = arguments.of_shape("packed", arguments.as_array("packed", packed), axes="rows, words")
+        array = arguments.of_shape(
+            "packed", arguments.as_array("packed", packed), axes="rows, words"
+        )
         words = -(-groups // PACKED)
         if array.dtype != np.int32 or array.shape[1] != words:
             given = f"{array.dtype} {list(array.shape)}"

@@ -229,5 +229,3 @@ def split_halves(
     if layout == "interleaved":
         return x[..., 0::2], x[..., 1::2]
     raise InvalidInput("layout", repr(layout), "'concatenated' or 'interleaved' is needed")
-
-

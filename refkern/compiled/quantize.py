@@ -9,20 +9,19 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 
 from refkern.compiled import casts, powers
 from refkern.compiled.bits import jit
 from refkern.compiled.rows import rows_of
 from refkern.formats import FLOAT8_E4M3FN, FLOAT32, Format, format_of, from_codes
+from refkern.powers import MX_CEIL, MX_FLOOR, UP, UP_FINITE, UP_LOG2
 from refkern.quantize import (
     FACTOR_GUARDED,
     FACTOR_GUARDED_POWER,
     FACTOR_OR_ONE,
     Scaling,
 )
-from refkern.powers import MX_CEIL, MX_FLOOR, UP, UP_FINITE, UP_LOG2
 from refkern.threads import launch
 
 NANOSECONDS_AN_ELEMENT = 1.5
@@ -81,7 +80,7 @@ def factor_or_one(amax: Any, largest: Any, limit: Any) -> Any:
 
 @jit
 def factor_guarded(amax: Any, largest: Any, limit: Any) -> Any:
-    if amax == ZERO or amax == INFINITY:
+    if not ZERO < amax < INFINITY:
         return ONE
     factor = largest / amax
     return limit if factor == INFINITY else factor
@@ -95,7 +94,7 @@ def factor_guarded_power(amax: Any, largest: Any, limit: Any) -> Any:
 @jit
 def _scale(amax: Any, choices: Any, constants: Any, limit: Any) -> Any:
     """The scale of a group, and what its elements are multiplied with or divided by."""
-    keeps_nan, by_scale, by_factor, by_power, apply = choices[0:5]
+    by_scale, by_factor, by_power, apply = choices[1:5]
     floor, largest, reciprocal, scale_floor = constants
     if amax < floor:
         amax = floor

@@ -43,10 +43,13 @@ def swiglu_rows(
     ups, up_stride = rows_of(up.reshape(-1, width) if up.size else up.reshape(0, 1))
     flat = flat_output(out)
     clamped, gate_limit, up_limit = limits(variant, limit, fmt)
-    kernel = _kernel(variant, fmt, clamped)
+    kernel = _kernel(variant, fmt)
 
     def block(first: int, stop: int) -> None:
-        kernel(gates, gate_stride, ups, up_stride, width, gate_limit, up_limit, flat, first, stop)
+        kernel(
+            gates, gate_stride, ups, up_stride, width, clamped, gate_limit, up_limit, flat,
+            first, stop,
+        )  # fmt: skip
 
     if gate.size:
         launch(block, gate.size // width, width * NANOSECONDS_AN_ELEMENT)
@@ -54,31 +57,31 @@ def swiglu_rows(
 
 
 @cache
-def _kernel(variant: Variant, fmt: Format, clamped: bool) -> Any:
-    value = scalar(variant, fmt, clamped)
+def _kernel(variant: Variant, fmt: Format) -> Any:
+    value = scalar(variant, fmt)
     widen = casts.widen(fmt)
     narrow = casts.narrow(FLOAT32, fmt if variant.rounds_result else FLOAT32)
 
     @jit
     def kernel(
-        gate: Any, gate_stride: int, up: Any, up_stride: int, width: int, gate_limit: Any,
-        up_limit: Any, out: Any, first: int, stop: int,
+        gate: Any, gate_stride: int, up: Any, up_stride: int, width: int, clamped: bool,
+        gate_limit: Any, up_limit: Any, out: Any, first: int, stop: int,
     ) -> None:  # fmt: skip
         for row in range(first, stop):
             for i in range(width):
                 g, u = widen(gate[row * gate_stride + i]), widen(up[row * up_stride + i])
-                out[row * width + i] = narrow(value(g, u, gate_limit, up_limit))
+                out[row * width + i] = narrow(value(g, u, clamped, gate_limit, up_limit))
 
     return kernel
 
 
 @cache
-def scalar(variant: Variant, fmt: Format, clamped: bool) -> Any:
-    """jitted (gate, up, gate limit, up limit) -> float32, before the last rounding."""
+def scalar(variant: Variant, fmt: Format) -> Any:
+    """jitted (gate, up, clamped, gate limit, up limit) -> float32, before the last rounding."""
     narrow, widen = casts.narrow(FLOAT32, fmt), casts.widen(fmt)
     exp = variant.exp.load_compiled()
     drops = variant.nan == "dropped"
-    before, after = variant.clamp == "before", clamped and variant.clamp == "after"
+    before, after = variant.clamp == "before", variant.clamp == "after"
     adds, beta = variant.beta is not None, np.float32(variant.beta or 0)
     scales, alpha = variant.alpha != 1, np.float32(variant.alpha)
     each, rounds_silu = variant.rounds_each, variant.rounds_each or variant.rounds_silu
@@ -103,7 +106,7 @@ def scalar(variant: Variant, fmt: Format, clamped: bool) -> Any:
         return limit if limit > x else x
 
     @jit
-    def value(gate: Any, up: Any, gate_limit: Any, up_limit: Any) -> Any:
+    def value(gate: Any, up: Any, clamped: bool, gate_limit: Any, up_limit: Any) -> Any:
         if clamped:
             if before:
                 gate = lower(gate, gate_limit)
@@ -129,7 +132,7 @@ def scalar(variant: Variant, fmt: Format, clamped: bool) -> Any:
             silu = gate / below
         if rounds_silu:
             silu = widen(narrow(silu))
-        if after:
+        if after and clamped:
             silu = lower(silu, gate_limit)
         if fused:
             return fma(silu, up, silu)
