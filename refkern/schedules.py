@@ -21,7 +21,11 @@ from refkern.elementary import fma
 
 
 class Schedule(Protocol):
-    """What every summation order offers."""
+    """What every summation order offers.
+
+    One that `refkern.compiled.sums` does not know has an attribute ``compiled``, "module:function":
+    a function from the schedule to its `CompiledSum`.
+    """
 
     def replay(self, a: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
         """[.., n] float32 (twice) -> [..] float32: the sum of a[i] * b[i], or of a[i].

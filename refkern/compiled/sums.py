@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numba
@@ -47,6 +48,10 @@ def products(schedule: schedules.Schedule) -> CompiledSum:
             strip = schedule.lanes * schedule.vector
             sums = schedule.lanes * schedule.components
             return CompiledSum(_lanes(schedule), lambda n: -(-n // strip) * strip, lambda n: sums)
+    if (path := getattr(schedule, "compiled", None)) is not None:
+        # A schedule from elsewhere names what compiles it: "module:function".
+        module, function = path.split(":")
+        return getattr(import_module(module), function)(schedule)
     raise TypeError(f"no compiled form of {schedule}")
 
 

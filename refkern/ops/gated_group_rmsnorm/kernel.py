@@ -34,6 +34,7 @@ def run(call: Call, recipe: NormRecipe, out: np.ndarray) -> None:
         recipe.squares,
         recipe.rsqrt,
         recipe.cast_before_weight,
+        recipe.mean_factor is not None,
         format_of(call.y.dtype),
         gate_format,
     )
@@ -45,12 +46,13 @@ def run(call: Call, recipe: NormRecipe, out: np.ndarray) -> None:
     weight = np.ascontiguousarray(widen(call.weight)).view()
     weight.flags.writeable = False
     eps = np.float32(call.eps)
+    mean_by = np.float32(size if recipe.mean_factor is None else recipe.mean_factor)
     flat = flat_output(out)
     padded, scratch = total.padded(size), total.scratch(size)
 
     def block(first: int, stop: int) -> None:
         kernel(
-            y, y_stride, gate, gate_stride, table, weight, size, eps, flat,
+            y, y_stride, gate, gate_stride, table, weight, size, mean_by, eps, flat,
             first, stop, padded, scratch,
         )  # fmt: skip
 
@@ -63,6 +65,7 @@ def _compile(
     squares: Schedule,
     rsqrt: Function,
     cast_before_weight: bool,
+    mean_by_product: bool,
     y_format: Format,
     gate_format: Format | None,
 ) -> Any:
@@ -74,7 +77,8 @@ def _compile(
     @jit
     def kernel(
         y: Any, y_stride: int, gate: Any, gate_stride: int, table: Any, weight: Any,
-        size: int, eps: Any, out: Any, first: int, stop: int, padded: int, scratch_size: int,
+        size: int, mean_by: Any, eps: Any, out: Any, first: int, stop: int, padded: int,
+        scratch_size: int,
     ) -> None:  # fmt: skip
         gated = np.zeros(padded, np.float32)
         scratch = np.zeros(scratch_size, np.float32)
@@ -86,7 +90,8 @@ def _compile(
                 y, row * y_stride + column, gate, row * gate_stride + column, table, size, gated
             )
             squares = sum_products(gated, gated, size, scratch)
-            rstd = rsqrt_function(squares / np.float32(size) + eps)
+            mean = squares * mean_by if mean_by_product else squares / mean_by
+            rstd = rsqrt_function(mean + eps)
             for i in range(size):
                 value = gated[i] * rstd
                 if cast_before_weight:

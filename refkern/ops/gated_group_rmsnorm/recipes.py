@@ -10,6 +10,13 @@ from refkern.arithmetic import Sigmoid, Silu
 from refkern.casts import cast, widen
 from refkern.elementary import EXP_MODULAR_CPU, RSQRT, RSQRT_TWO_ROUNDINGS, Function
 from refkern.errors import InvalidInput
+from refkern.hardware.sm90.special_functions import (
+    EXPF,
+    FAST_EXPF_FTZ,
+    RSQRT_APPROX,
+    RSQRT_APPROX_FTZ,
+)
+from refkern.hardware.sm90.torch_rows import torch_mean_factor, torch_row_order
 from refkern.op import Call
 from refkern.recipe import Recipe
 from refkern.schedules import Exact, Lanes, Schedule, Sequential
@@ -24,6 +31,8 @@ class NormRecipe(Recipe):
     rsqrt: Function = RSQRT
     #: gated * rstd is rounded to y's dtype before the weight
     cast_before_weight: bool = True
+    #: the mean is the sum times this float32; None: the sum divided by the group size
+    mean_factor: float | None = None
 
 
 def vector_width(call: Call) -> int:
@@ -99,4 +108,60 @@ VLLM_MIXER2 = NormRecipe(
     squares=Exact(rounded_products=True),
     choose=lambda call: HF_ZAMBA2 if call.y.shape[1] > call.group_size else MAMBA_SSM,
 )
-RECIPES = (MODULAR_APPLE, MODULAR_VECTOR, MODULAR_CPU, HF_ZAMBA2, MAMBA_SSM, VLLM_MIXER2)
+MODULAR_NVIDIA_SM90_SCALAR = replace(
+    MODULAR_APPLE,
+    name="modular-nvidia-sm90-scalar",
+    source="Modular's scalar GPU kernel as MAX 26.7 compiles it for sm_90a",
+    silu=Silu("product", Sigmoid("plain", FAST_EXPF_FTZ)),
+    rsqrt=RSQRT_APPROX_FTZ,
+)
+
+
+def nvidia_kernel(call: Call) -> NormRecipe:
+    """Which kernel Modular's launcher takes, by shape and dtypes alone."""
+    width = vector_width(call)
+    whole = call.group_size % width == 0 and call.y.shape[1] * call.y.dtype.itemsize % 16 == 0
+    chosen = replace(MODULAR_NVIDIA_SM90, choose=None)
+    return replace(chosen, squares=Lanes(lanes=32, vector=width, fused=True)) if whole else chosen
+
+
+MODULAR_NVIDIA_SM90 = replace(
+    MODULAR_NVIDIA_SM90_SCALAR,
+    name="modular-nvidia-sm90",
+    source="Modular MAX 26.7's GPU kernels on sm_90a: vectors where they fit, else scalars",
+    choose=nvidia_kernel,
+)
+
+
+def torch_cuda_rows(call: Call) -> NormRecipe:
+    """torch adds a row in an order that depends on how many rows there are."""
+    groups = call.y.shape[1] // call.group_size
+    rows = call.y.shape[0] * groups
+    return replace(
+        HF_ZAMBA2_SM90,
+        squares=torch_row_order(rows, call.group_size, argument="group_size"),
+        mean_factor=torch_mean_factor(rows, call.group_size),
+        choose=None,
+    )
+
+
+HF_ZAMBA2_SM90 = replace(
+    HF_ZAMBA2,
+    name="hf-zamba2-sm90",
+    source="transformers 5.17 Zamba2RMSNormGated with torch 2.11 on an NVIDIA H200",
+    silu=Silu("quotient", Sigmoid("plain", EXPF)),
+    rsqrt=RSQRT_APPROX,
+    batch_invariant=False,
+    choose=torch_cuda_rows,
+)
+RECIPES = (
+    MODULAR_APPLE,
+    MODULAR_VECTOR,
+    MODULAR_CPU,
+    MODULAR_NVIDIA_SM90,
+    MODULAR_NVIDIA_SM90_SCALAR,
+    HF_ZAMBA2,
+    HF_ZAMBA2_SM90,
+    MAMBA_SSM,
+    VLLM_MIXER2,
+)

@@ -23,7 +23,10 @@ def reference(m: Any, call: Call, recipe: NormRecipe) -> None:
 
     sum_of_squares = m.stage("sum_of_squares", m.dot(gated, gated, recipe.squares))
 
-    mean = m.div(sum_of_squares, m.constant(call.group_size))
+    if recipe.mean_factor is None:
+        mean = m.div(sum_of_squares, m.constant(call.group_size))
+    else:
+        mean = m.mul(sum_of_squares, m.constant(recipe.mean_factor))
     rstd = m.stage("rstd", m.rsqrt(m.add(mean, m.constant(call.eps)), recipe.rsqrt))
 
     scaled = m.mul(gated, rstd[..., None]).reshape(rows, width)
