@@ -8,10 +8,9 @@ seen.  What a tensor core makes of it instead is another `GroupDots`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,29 +22,27 @@ GROUP = 128
 UNIT = 2.0**-18
 
 
-@dataclass(frozen=True)
-class GroupDots:
-    """How the dot product of a group is summed and rounded.
-
-    numpy: (x [tokens, K], w [rows, K] e4m3 codes) -> float32 [tokens, rows, ceil(K / 128)].
-    compiled: "module:attribute" of the numba version, which only a kernel imports.
-    """
-
-    name: str
-    numpy: Callable[[np.ndarray, np.ndarray], np.ndarray] = field(repr=False, compare=False)
-    compiled: str = field(repr=False)
+class GroupDots(Protocol):
+    """How the dot product of a group is summed and rounded."""
 
     def __call__(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-        return self.numpy(x, w)
+        """x [tokens, K], w [rows, K] e4m3 -> float32 [tokens, rows, ceil(K / 128)]."""
+        ...
 
     def load_compiled(self) -> Any:
-        module, attribute = self.compiled.split(":")
-        return getattr(import_module(module), attribute)
+        """What `refkern.compiled.group_dots.project` computes it by."""
+        ...
 
 
-def exact_dots(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+@dataclass(frozen=True)
+class ExactDots:
     """Each group's dot product, exact, then rounded once to float32; NaN where a code is NaN."""
-    return _exact(x, w).astype(np.float32)  # one rounding: float64 holds the exact sum
+
+    def __call__(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        return _exact(x, w).astype(np.float32)  # one rounding: float64 holds the exact sum
+
+    def load_compiled(self) -> Any:
+        return import_module("refkern.compiled.group_dots").EXACT
 
 
 def _exact(x: np.ndarray, w: np.ndarray) -> np.ndarray:
@@ -118,4 +115,4 @@ def _odd_sum(terms: np.ndarray) -> float:
     return float(np.int64(bits).view(np.float64)) + 0.0
 
 
-EXACT = GroupDots("exact", exact_dots, "refkern.compiled.group_dots:exact")
+EXACT = ExactDots()

@@ -16,13 +16,17 @@ import numpy as np
 
 from refkern.compiled import casts
 from refkern.compiled.bits import bits_float64, fma, jit
+from refkern.compiled.rows import rows_of
 from refkern.compiled.sums import LIMB_BITS, LIMBS, LOW_HALF, LOWEST_BIT, _add_exactly
-from refkern.formats import BFLOAT16, FLOAT32, FLOAT64
+from refkern.formats import BFLOAT16, FLOAT32, FLOAT64, codes
 from refkern.group_dots import GROUP, UNIT, GroupDots
 from refkern.threads import launch
 
 ZERO = np.float32(0)
 NAN = np.float32(np.nan)
+NANOSECONDS_A_DOT = 2.0
+#: rows whose dots are held at one time, where dots come a matrix at a time
+ROWS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True)
@@ -40,73 +44,122 @@ class CompiledDots:
     nanoseconds: float
 
 
+@dataclass(frozen=True)
+class Order:
+    """In which order the groups' dots, times their scales, become one sum."""
+
+    #: groups whose sums are chained from +0; then the slices' sums are added from +0.  0: one chain
+    groups_in_slice: int
+    #: a dot times its scales is added by fma, with one rounding; else with two
+    fused: bool
+
+
 def project(
     dots: GroupDots,
-    groups_in_slice: int,
-    fused: bool,
+    order: Order,
     x: np.ndarray,
     x_scale: np.ndarray,
-    w: tuple[np.ndarray, int],
+    w: np.ndarray,
     w_scale: np.ndarray,
     block_of_row: np.ndarray,
     out: np.ndarray,
 ) -> None:
     """bfloat16 codes of every sum into out [tokens, rows].
 
-    x: uint8 codes [tokens, K]; x_scale: float32 [tokens, groups]; w: flat uint8 codes and their
-    row stride; w_scale: float32 [blocks, groups]; block_of_row: int64 [rows].
-    groups_in_slice: groups whose sums are chained from +0, after which slices are added up from
-    +0; 0: all groups in one chain.
+    x: e4m3 [tokens, K]; x_scale: float32 [tokens, groups]; w: e4m3 [rows, K]; w_scale: float32
+    [blocks, groups]; block_of_row: int64 [rows].
     """
-    tokens, k = x.shape
-    rows = len(block_of_row)
     compiled = dots.load_compiled()
-    kernel = _projection(dots, fused)
-    prepared = compiled.prepare(x)
-    flat, stride = w
+    if len(x) == 0:
+        return
+    if isinstance(compiled, CompiledDots):
+        _project_by_rows(compiled, order, x, x_scale, w, w_scale, block_of_row, out)
+        return
+    kernel = _promotion(order)
+    for start in range(0, len(w), ROWS_AT_ONCE):
+        stop = min(start + ROWS_AT_ONCE, len(w))
+        found = compiled(x, w[start:stop])
+
+        def block(first: int, end: int, found: np.ndarray = found, start: int = start) -> None:
+            kernel(found, x_scale, w_scale, block_of_row, start, out, first, end)
+
+        launch(block, stop - start, x_scale.size * NANOSECONDS_A_DOT)
+
+
+def _project_by_rows(
+    compiled: CompiledDots, order: Order, x: np.ndarray, x_scale: np.ndarray, w: np.ndarray,
+    w_scale: np.ndarray, block_of_row: np.ndarray, out: np.ndarray,
+) -> None:  # fmt: skip
+    tokens, k = x.shape
+    kernel = _projection(compiled, order)
+    prepared = compiled.prepare(codes(x))
+    flat, stride = rows_of(w)
 
     def block(first: int, stop: int) -> None:
-        kernel(
-            prepared, x_scale, flat, stride, k, w_scale, block_of_row, groups_in_slice, out,
-            first, stop,
-        )  # fmt: skip
+        kernel(prepared, x_scale, flat, stride, k, w_scale, block_of_row, out, first, stop)
 
-    if tokens:
-        launch(block, rows, tokens * k * compiled.nanoseconds)
+    launch(block, len(w), tokens * k * compiled.nanoseconds)
+
+
+def _sum_in_order(order: Order) -> Any:
+    """jitted (dots [.., groups], t, w_scale, block, x_scale) -> float32."""
+    in_slice, fused = order.groups_in_slice, order.fused
+
+    @jit
+    def total_of(dots: Any, t: int, w_scale: Any, block: int, x_scale: Any) -> Any:
+        value, total, left = ZERO, ZERO, in_slice
+        for g in range(x_scale.shape[1]):
+            scale = w_scale[block, g] * x_scale[t, g]
+            dot = dots[t, g]
+            total = fma(dot, scale, total) if fused else total + dot * scale
+            left -= 1
+            if left == 0:
+                value += total
+                total, left = ZERO, in_slice
+        if in_slice == 0:
+            return total
+        return value if left == in_slice else value + total
+
+    return total_of
 
 
 @cache
-def _projection(dots: GroupDots, fused: bool) -> Any:
-    compiled = dots.load_compiled()
+def _projection(compiled: CompiledDots, order: Order) -> Any:
     row_dots, make_scratch = compiled.row, compiled.scratch
+    total_of = _sum_in_order(order)
     narrow = casts.narrow(FLOAT32, BFLOAT16)
 
     @jit
     def kernel(
         prepared: Any, x_scale: Any, w: Any, stride: int, k: int, w_scale: Any,
-        block_of_row: Any, groups_in_slice: int, out: Any, first: int, stop: int,
+        block_of_row: Any, out: Any, first: int, stop: int,
     ) -> None:  # fmt: skip
-        tokens, groups = x_scale.shape
-        found = np.empty((tokens, groups), np.float32)
+        found = np.empty(x_scale.shape, np.float32)
         scratch = make_scratch(k)
         for row in range(first, stop):
             row_dots(prepared, w, row * stride, k, scratch, found)
-            block = block_of_row[row]
-            for t in range(tokens):
-                value, total, left = ZERO, ZERO, groups_in_slice
-                for g in range(groups):
-                    scale = w_scale[block, g] * x_scale[t, g]
-                    dot = found[t, g]
-                    total = fma(dot, scale, total) if fused else total + dot * scale
-                    left -= 1
-                    if left == 0:
-                        value += total
-                        total, left = ZERO, groups_in_slice
-                if groups_in_slice == 0:
-                    value = total
-                elif left != groups_in_slice:
-                    value += total
-                out[t, row] = narrow(value)
+            for t in range(x_scale.shape[0]):
+                out[t, row] = narrow(total_of(found, t, w_scale, block_of_row[row], x_scale))
+
+    return kernel
+
+
+@cache
+def _promotion(order: Order) -> Any:
+    """jitted: the dots [groups, tokens, rows] of rows from ``start`` on -> their sums."""
+    total_of = _sum_in_order(order)
+    narrow = casts.narrow(FLOAT32, BFLOAT16)
+
+    @jit
+    def kernel(
+        dots: Any, x_scale: Any, w_scale: Any, block_of_row: Any, start: int, out: Any,
+        first: int, stop: int,
+    ) -> None:  # fmt: skip
+        for row in range(first, stop):
+            found = dots[:, :, row].T
+            block = block_of_row[start + row]
+            for t in range(x_scale.shape[0]):
+                out[t, start + row] = narrow(total_of(found, t, w_scale, block, x_scale))
 
     return kernel
 
@@ -192,7 +245,7 @@ def exact_row(prepared: Any, w: Any, start: int, k: int, scratch: Any, dots: Any
                 dots[t, g] = numba.float32(numba.float64(total) * UNIT)
 
 
-exact = CompiledDots(prepare_exact, exact_row, exact_scratch, 0.2)
+EXACT = CompiledDots(prepare_exact, exact_row, exact_scratch, 0.2)
 
 
 # ---------------------------------------------------------------------- sums without any rounding
@@ -279,18 +332,18 @@ def _odd_sum(terms: Any, limbs: Any) -> Any:
 def project_exactly(
     x: np.ndarray,
     x_scale: np.ndarray,
-    w: tuple[np.ndarray, int],
+    w: np.ndarray,
     w_scale: np.ndarray,
     block_of_row: np.ndarray,
     out: np.ndarray,
 ) -> None:
     """As `project`, without any rounding before the one to bfloat16."""
     tokens, k = x.shape
-    kernel, prepared = exact_projection(), prepare_exact(x)
-    flat, stride = w
+    kernel, prepared = exact_projection(), prepare_exact(codes(x))
+    flat, stride = rows_of(w)
 
     def block(first: int, stop: int) -> None:
         kernel(prepared, x_scale, flat, stride, k, w_scale, block_of_row, out, first, stop)
 
     if tokens:
-        launch(block, len(block_of_row), tokens * k * exact.nanoseconds)
+        launch(block, len(w), tokens * k * EXACT.nanoseconds)

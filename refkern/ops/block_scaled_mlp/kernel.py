@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from refkern.casts import widen
-from refkern.compiled.group_dots import project, project_exactly
+from refkern.compiled.group_dots import Order, project, project_exactly
 from refkern.compiled.quantize import quantize_rows
-from refkern.compiled.rows import flat_output, rows_of
+from refkern.compiled.rows import flat_output
 from refkern.compiled.swiglu import swiglu_rows
-from refkern.formats import BFLOAT16, from_codes
+from refkern.formats import BFLOAT16, FLOAT8_E4M3FN, from_codes
 from refkern.group_dots import GROUP
 from refkern.op import Call
 from refkern.ops.block_scaled_mlp.recipes import MlpRecipe, Slices
@@ -38,18 +38,17 @@ def _project(
     rows = len(w) // halves
     blocks = np.arange(rows) // GROUP
     block_of_row = (np.arange(halves)[:, None] * -(-rows // GROUP) + blocks).reshape(-1)
-    codes, scales = quantize_rows(x, GROUP, scaling)
-    wide = np.ascontiguousarray(widen(np.ascontiguousarray(w_scale)))
-    if recipe.order is None:
-        project_exactly(codes, scales, rows_of(w), wide, block_of_row, out)
-        return
+    made, scales = quantize_rows(x, GROUP, scaling)
+    codes = from_codes(made, FLOAT8_E4M3FN)
+    wide = widen(np.ascontiguousarray(w_scale))
     match recipe.order:
+        case None:
+            project_exactly(codes, scales, w, wide, block_of_row, out)
+            return
         case Slices(groups=in_slice, fused=fused):
-            pass
+            order = Order(in_slice, fused)
         case Sequential(fused=fused):
-            in_slice = 0
+            order = Order(0, fused)
         case _:
             raise TypeError(f"no kernel for {recipe.order}")
-    project(
-        recipe.dots, in_slice, fused, codes, scales, rows_of(w), wide, block_of_row, out
-    )  # fmt: skip
+    project(recipe.dots, order, codes, scales, w, wide, block_of_row, out)

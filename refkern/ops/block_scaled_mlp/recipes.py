@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from refkern.errors import InvalidInput
 from refkern.group_dots import EXACT, GroupDots
+from refkern.hardware.sm90 import group_dots as sm90
+from refkern.hardware.sm90.special_functions import EXPF
+from refkern.op import Call
 from refkern.quantize import RULES, ScaleRule
 from refkern.recipe import Recipe
 from refkern.schedules import Schedule, Sequential
@@ -71,4 +76,48 @@ EXACT_SUMS = MlpRecipe(
     source="exact sums: one rounding to gate, up and out",
     order=None,
 )
-RECIPES = (VLLM_DENSEMLP, VLLM_STOCK_CUDA, DEEPSEEK_V4_REF, EXACT_SUMS)
+
+
+def whole(size: int) -> Callable[[Call], None]:
+    """The domain of a recipe that takes only whole runs of ``size`` in K and inter."""
+
+    def check(call: Call) -> None:
+        for name, n in (("x", call.x.shape[1]), ("w2", call.w2.shape[1])):
+            if n % size:
+                raise InvalidInput(
+                    name, f"{n} columns", f"this recipe takes K and inter in whole {size}s"
+                )
+
+    return check
+
+
+VLLM_DENSEMLP_SM90 = MlpRecipe(
+    name="vllm-densemlp-sm90",
+    source="vLLM glm5next DenseMlp on an NVIDIA H200, as CuTe DSL compiles it",
+    domain=whole(512),
+    dots=sm90.DENSEMLP,
+    swiglu=replace(VARIANTS["densemlp"], exp=EXPF),
+)
+VLLM_DENSEMLP_SM90_NOFMA = replace(
+    VLLM_DENSEMLP_SM90,
+    name="vllm-densemlp-sm90-nofma",
+    source="the same without contraction of the dot times its scales into fma",
+    order=Slices(fused=False),
+)
+DEEPGEMM_SM90 = MlpRecipe(
+    name="deepgemm-sm90",
+    source="DeepGEMM's FP8 GEMM on Hopper: wgmma keeps 13 fraction bits, promotion per 128",
+    domain=whole(128),
+    dots=sm90.WGMMA,
+    order=Sequential(fused=True),
+    swiglu=replace(VARIANTS["densemlp"], exp=EXPF),
+)
+RECIPES = (
+    VLLM_DENSEMLP,
+    VLLM_STOCK_CUDA,
+    DEEPSEEK_V4_REF,
+    EXACT_SUMS,
+    VLLM_DENSEMLP_SM90,
+    VLLM_DENSEMLP_SM90_NOFMA,
+    DEEPGEMM_SM90,
+)
