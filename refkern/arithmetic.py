@@ -15,6 +15,7 @@ import numpy as np
 
 from refkern import casts
 from refkern.elementary import EXP, Function, fma, fmax, fmin
+from refkern.group_dots import GroupDots, exact_scaled_dots
 from refkern.schedules import Schedule
 
 
@@ -54,11 +55,17 @@ class Bits:
         #: the stage recorded last; "" before the first
         self.current = ""
 
-    def stage(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Record a stage, every NaN as the canonical one, and go on with it."""
+    def stage(
+        self, name: str, value: np.ndarray, unrounded: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Record a stage, every NaN as the canonical one, and go on with it.
+
+        unrounded: what to go on with instead, where a recipe does not round here at all; a
+        candidate's stage still comes first.
+        """
         self.stages[name] = casts.canonical(np.ascontiguousarray(value))
         self.current = name
-        return self._given.get(name, self.stages[name])
+        return self._given.get(name, self.stages[name] if unrounded is None else unrounded)
 
     def widen(self, x: np.ndarray) -> np.ndarray:
         """A narrow float as float32: exact."""
@@ -115,11 +122,14 @@ class Bits:
         return self.mul(x, self.sigmoid(x, silu.sigmoid))
 
     def minimum(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """Exact; a NaN operand gives NaN (np.minimum, torch.clamp)."""
-        return np.minimum(_float32(a), _float32(b))
+        """Exact; a NaN operand gives NaN (torch.clamp), and -0 is below +0.
+
+        np.minimum itself leaves open which of two zeros it returns.
+        """
+        return np.where(np.isnan(a) | np.isnan(b), np.minimum(_float32(a), _float32(b)), fmin(a, b))
 
     def maximum(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return np.maximum(_float32(a), _float32(b))
+        return np.where(np.isnan(a) | np.isnan(b), np.maximum(_float32(a), _float32(b)), fmax(a, b))
 
     def fmin(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Exact; a NaN operand gives the other one, and -0 is below +0 (fminf, FMNMX)."""
@@ -128,9 +138,43 @@ class Bits:
     def fmax(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return fmax(_float32(a), _float32(b))
 
-    def largest_magnitude(self, x: np.ndarray) -> np.ndarray:
-        """The amax along the last axis: exact, NaN ignored, +0 where there is nothing else."""
-        return np.fmax.reduce(np.abs(_float32(x)), axis=-1, initial=np.float32(0))
+    def largest_magnitude(
+        self, x: np.ndarray, nan: Literal["ignored", "kept"] = "ignored"
+    ) -> np.ndarray:
+        """The amax along the last axis: exact, +0 where there is nothing.
+
+        A NaN is ignored (fmaxf, FMNMX) or makes the result NaN (torch.amax).
+        """
+        larger = np.fmax if nan == "ignored" else np.maximum
+        return larger.reduce(np.abs(_float32(x)), axis=-1, initial=np.float32(0))
+
+    def groups(self, x: np.ndarray, size: int) -> np.ndarray:
+        """[.., n] -> [.., ceil(n / size), size]: exact; +0 fills the last group up."""
+        *lead, n = x.shape
+        count = -(-n // size)
+        filled = np.zeros((*lead, count * size), x.dtype)
+        filled[..., :n] = x
+        return filled.reshape(*lead, count, size)
+
+    def apply(self, function: Function, *x: np.ndarray) -> np.ndarray:
+        """A named function of float32, element by element, as its own definition has it."""
+        return function(*map(_float32, x))
+
+    def group_dots(self, x: np.ndarray, w: np.ndarray, dots: GroupDots) -> np.ndarray:
+        """[tokens, K] and [rows, K] fp8 codes -> float32 [tokens, rows, groups]: the dot products
+        of each group of K, summed and rounded as ``dots`` says."""
+        return dots(x, w)
+
+    def scaled_dots(
+        self, x: np.ndarray, x_scale: np.ndarray, w: np.ndarray, w_scale: np.ndarray
+    ) -> np.ndarray:
+        """The sum over groups of x_scale * w_scale * dot without any rounding: [tokens, rows].
+
+        x: [tokens, K], w: [rows, K] e4m3 codes; x_scale: [tokens, groups], w_scale: [rows, groups]
+        float32.  Comes as float64 rounded to odd: one more rounding of it, to float32 or a
+        narrower type, is one rounding of the exact sum.
+        """
+        return exact_scaled_dots(x, _float32(x_scale), w, _float32(w_scale))
 
     def sum(self, terms: np.ndarray, schedule: Schedule) -> np.ndarray:
         """The sum along the last axis, in the schedule's order."""

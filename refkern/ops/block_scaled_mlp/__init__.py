@@ -1,0 +1,1 @@
+"""FP8 block-scaled gate_up, clamped SwiGLU, re-quantisation and down projection."""
