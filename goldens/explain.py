@@ -9,7 +9,6 @@ import numpy as np
 
 from refkern.formats import codes
 from refkern.goldens.build import Prepared
-from refkern.intervals import Interval
 from refkern.policy import Policy
 from refkern.ulp import is_nan
 from refkern.verdict import Judge, Verdict
@@ -98,19 +97,14 @@ def _reproductions(judge: Judge, got: np.ndarray, recipe: str) -> list[Reproduct
     near = []
     for name in judge.op.recipes:
         interval = judge.interval(name)
-        if name != recipe and interval is not None and _accepts(interval, got):
+        if name != recipe and interval is not None and interval.accepts(got):
             near.append(Reproduction("recipe", name, judge.op.recipe(name).source, False))
     if judge.policy is not None:
         for mutant in judge.op.part("mutants").MUTANTS:
             interval = mutant.accept(judge.op, judge.call, judge.chosen(recipe), judge.policy)
-            if interval is not None and _accepts(interval, got):
+            if interval is not None and interval.accepts(got):
                 near.append(Reproduction("mutant", mutant.name, f"the kernel {mutant.says}", False))
     return near
-
-
-def _accepts(interval: Interval, got: np.ndarray) -> bool:
-    same = interval.lo.shape == got.shape and interval.dtype == got.dtype
-    return same and bool(interval.holds(got).all())
 
 
 def describe(wrong: np.ndarray, prepared: Prepared) -> list[str]:

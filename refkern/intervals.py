@@ -98,6 +98,11 @@ class Interval:
         """lo and hi in the interval's own dtype, where every bound is a value."""
         return casts.cast(self.lo, self.dtype), casts.cast(self.hi, self.dtype)
 
+    def accepts(self, values: np.ndarray) -> bool:
+        """Whether an array of the right dtype and shape lies inside, every element."""
+        same_kind = values.dtype == self.dtype and values.shape == self.shape
+        return same_kind and bool(self.holds(values).all())
+
     def holds(self, values: np.ndarray) -> np.ndarray:
         """Which of ``values`` (of the interval's dtype) are accepted."""
         wide = casts.widen(values)

@@ -262,7 +262,7 @@ class Judge:
     def reproducing_mutants(self, got: np.ndarray, recipe: str) -> Iterator[Any]:
         for mutant in self.op.part("mutants").MUTANTS:
             wrong = mutant.stages(self.op, self.call, self.chosen(recipe))["out"]
-            if wrong.dtype == got.dtype and wrong.shape == got.shape and _same(got, wrong):
+            if _same(got, wrong):
                 yield mutant
 
     def first_guilty_stage(self, stages: Mapping[str, np.ndarray], recipe: str) -> str | None:
@@ -272,22 +272,18 @@ class Judge:
         for another's fault, and by bits where there is no policy.  None: all follow.
         """
         chosen = self.chosen(recipe)
-        expected = self.op.stages_of(self.call, chosen, stages)
-        accepted = (
-            {} if self.policy is None else self.op.accept(self.call, chosen, self.policy, stages)
-        )
-        for name, want in expected.items():
-            if name in stages:
-                own = stages[name]
-                if own.dtype != want.dtype or own.shape != want.shape:
-                    return name
-                if difference(own, want, accepted.get(name)).mismatches:
-                    return name
-        return None
+        if self.policy is None:
+            expected = self.op.stages_of(self.call, chosen, stages)
+            names = [n for n in expected if n in stages and not _same(stages[n], expected[n])]
+        else:
+            accepted = self.op.accept(self.call, chosen, self.policy, stages)
+            names = [n for n in accepted if n in stages and not accepted[n].accepts(stages[n])]
+        return names[0] if names else None
 
 
 def _same(got: np.ndarray, want: np.ndarray) -> bool:
-    return difference(got, want).mismatches == 0
+    same_kind = got.dtype == want.dtype and got.shape == want.shape
+    return same_kind and difference(got, want).mismatches == 0
 
 
 def check(

@@ -16,6 +16,7 @@ from refkern import casts
 from refkern.arithmetic import Bits, Sigmoid, Silu
 from refkern.elementary import RSQRT_TWO_ROUNDINGS, Function, fma
 from refkern.formats import FLOAT32, format_of
+from refkern.group_dots import EXACT, GROUP, GroupDots
 from refkern.policy import Policy
 from refkern.schedules import Schedule
 
@@ -172,6 +173,22 @@ class Honest(Bits):
         if narrow and self.policy.accumulator_bits and self.flip():
             return self.matrix_unit(a, b)
         return self.tree(self.flush(a), self.flush(b))
+
+    def group_dots(self, x: np.ndarray, w: np.ndarray, dots: GroupDots) -> np.ndarray:
+        """Of codes: as the recipe has it, on a matrix unit, or in float32 in some order."""
+        kind = int(self.random.integers(3))
+        if kind == 0 and self.policy.rounding == "nearest":
+            return self.flush(EXACT(x, w))
+        a = self.groups(casts.widen(x), GROUP)[:, None]
+        b = self.groups(casts.widen(w), GROUP)[None]
+        unit = kind == 1 and self.policy.accumulator_bits
+        return self.matrix_unit(a, b) if unit else self.tree(a, b)
+
+    def scaled_dots(
+        self, x: np.ndarray, x_scale: np.ndarray, w: np.ndarray, w_scale: np.ndarray
+    ) -> np.ndarray:
+        scales = self.mul(w_scale[None], x_scale[:, None])
+        return self.tree(self.group_dots(x, w, EXACT), scales)
 
     @staticmethod
     def is_narrow(x: np.ndarray) -> bool:
