@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,8 @@ class Interval:
     free: np.ndarray
     #: the dtype whose values these are
     dtype: np.dtype = FLOAT32.dtype
+    #: the narrower dtype that float32 values were widened from: a matrix unit may take those
+    source: np.dtype = FLOAT32.dtype
     #: bounds of the product before its rounding, which a fused addition takes instead
     product: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -70,12 +72,12 @@ class Interval:
         return self._each(lambda a: a[index])
 
     def __neg__(self) -> Interval:
-        return Interval(-self.hi, -self.lo, self.free, self.dtype)
+        return replace(self, lo=-self.hi, hi=-self.lo, product=None)
 
     def _each(self, change: Any) -> Interval:
         lo = change(self.lo)
         hi = lo if self.hi is self.lo else change(self.hi)
-        return Interval(lo, hi, change(self.free), self.dtype)
+        return replace(self, lo=lo, hi=hi, free=change(self.free), product=None)
 
     @property
     def is_nan(self) -> np.ndarray:
@@ -140,14 +142,15 @@ class Intervals:
             own = self._given[name]
             return point(casts.widen(own), own.dtype)
         following = value if unrounded is None else unrounded
-        return Interval(following.lo, following.hi, following.free, following.dtype)
+        return replace(following, product=None)
 
     # What rounds nothing.
 
     def widen(self, x: np.ndarray | Interval) -> Interval:
         if isinstance(x, Interval):
-            return x
-        return self._flush(point(casts.widen(x), x.dtype))
+            source = x.source if x.dtype == FLOAT32.dtype else x.dtype
+            return replace(x, dtype=FLOAT32.dtype, source=source)
+        return self._flush(replace(point(casts.widen(x)), source=x.dtype))
 
     def constant(self, value: float) -> Interval:
         return point(np.float32(value)[None][0])
@@ -160,14 +163,13 @@ class Intervals:
             np.concatenate([getattr(p, bound) for p in parts], axis)
             for bound in ("lo", "hi", "free")
         )
-        return Interval(lo, hi, free, parts[0].dtype)
+        return replace(parts[0], lo=lo, hi=hi, free=free, product=None)
 
     def groups(self, x: Interval, size: int) -> Interval:
         *lead, n = x.shape
         count = -(-n // size)
-        filled = Interval(
-            *(_padded(bound, count * size) for bound in (x.lo, x.hi, x.free)), x.dtype
-        )
+        lo, hi, free = (_padded(bound, count * size) for bound in (x.lo, x.hi, x.free))
+        filled = replace(x, lo=lo, hi=hi, free=free, product=None)
         return filled.reshape(*lead, count, size)
 
     def apply(self, function: Function, *x: Interval) -> Interval:
@@ -203,9 +205,7 @@ class Intervals:
     def sub(self, a: Interval, b: Interval) -> Interval:
         negative = -b
         if b.product is not None:
-            negative = Interval(
-                negative.lo, negative.hi, b.free, b.dtype, (-b.product[1], -b.product[0])
-            )
+            negative = replace(negative, product=(-b.product[1], -b.product[0]))
         return self.add(a, negative)
 
     def mul(self, a: Interval, b: Interval) -> Interval:
@@ -215,7 +215,7 @@ class Intervals:
         lo, hi = exact[0].astype(np.float32), exact[1].astype(np.float32)
         lo, hi = self._directed(lo, hi, exact[0] - lo, exact[1] - hi)
         result = self._result(lo, hi, (a, b), maybe_nan=clash)
-        return Interval(result.lo, result.hi, result.free, result.dtype, exact)
+        return replace(result, product=exact)
 
     def div(self, a: Interval, b: Interval) -> Interval:
         """The budget of the reciprocal where the dividend is the number 1."""
@@ -419,7 +419,7 @@ class Intervals:
         Products of two narrow floats may run through a matrix unit.
         """
         square = a is b
-        narrow = not square and FLOAT32.dtype not in (a.dtype, b.dtype)
+        narrow = not square and FLOAT32.dtype not in (a.source, b.source)
         unit = _alignment(a, b) if narrow and self.policy.accumulator_bits else None
         a = self._operand(a)
         b = a if square else self._operand(b)
@@ -574,7 +574,7 @@ class Intervals:
         if not self.policy.flush:
             return x
         lo, hi = _flushed(x.lo, x.hi, SMALLEST_NORMAL)
-        return Interval(lo, hi, x.free, x.dtype, x.product)
+        return replace(x, lo=lo, hi=hi)
 
     def _directed(
         self, lo: np.ndarray, hi: np.ndarray, error_lo: np.ndarray, error_hi: np.ndarray
@@ -612,15 +612,16 @@ class Intervals:
     ) -> Interval:
         """Assemble a result: who is free, who is NaN, who may be flushed."""
         certain = np.isnan(lo) & np.isnan(hi)
+        of_nan = np.zeros(lo.shape, bool)
+        free = np.asarray(open_) | np.asarray(maybe_nan) | np.isnan(lo) | np.isnan(hi)
         for x in operands:
             # Both ends may give NaN where what lies between them does not.
             certain = certain & (x.is_point | x.is_nan)
-        free = np.broadcast_to(np.asarray(open_), lo.shape)
-        free = (free | np.asarray(maybe_nan) | np.isnan(lo) | np.isnan(hi)) & ~certain
-        for x in operands:
+            of_nan = of_nan | x.is_nan
             free = free | x.free
-            certain = certain | x.is_nan
-        certain = certain & ~free
+        # NaN with anything is NaN, whatever the other operand is.
+        certain = certain | of_nan
+        free = free & ~certain
         if self.policy.finite:
             free = free | certain | np.isinf(lo) | np.isinf(hi)
             certain = np.zeros_like(certain)
@@ -758,7 +759,7 @@ def _alignment(a: Interval, b: Interval) -> np.ndarray:
     sizes = []
     for x in (a, b):
         size = np.maximum(np.abs(x.lo), np.abs(x.hi)).astype(np.float64)
-        least = 2.0 ** format_of(x.dtype).min_exponent
+        least = 2.0 ** format_of(x.source).min_exponent
         sizes.append(np.where(size == 0, 0.0, np.maximum(size, least)))
     product = sizes[0] * sizes[1]
     return np.where(np.isfinite(product), product, 0.0)
