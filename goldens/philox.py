@@ -17,8 +17,8 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 #: what the key grows by from round to round (golden ratio, sqrt(3) - 1)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
-#: blocks made at a time: their temporaries stay in a core's cache
-_BLOCKS_AT_ONCE = 1 << 14
+#: words made at a time: their temporaries stay in a core's cache
+_WORDS_AT_ONCE = 1 << 16
 
 
 def philox4x32(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
@@ -58,7 +58,7 @@ def words(seed: int, name: str, count: int, start: int = 0) -> np.ndarray:
     done = 0
     while done < count:
         block, lane = divmod(start + done, 4)
-        wanted = min(count - done, _BLOCKS_AT_ONCE * 4 - lane)
+        wanted = min(count - done, _WORDS_AT_ONCE)
         made = _blocks(block, (lane + wanted + 3) // 4, key)
         result[done : done + wanted] = made.reshape(-1)[lane : lane + wanted]
         done += wanted
