@@ -9,8 +9,8 @@ from refkern import formats
 from refkern.hardware.sm90.tensor_cores import TF32
 
 #: every code; exponents close together; far apart; sums that cancel; an accumulator that decides
-#: the alignment or is lost in it; products below the smallest normal number
-CATEGORIES = ("codes", "near", "wide", "cancel", "accumulator", "subnormal")
+#: the alignment or is lost in it; products around the smallest numbers; sums a hair from halfway
+CATEGORIES = ("codes", "near", "wide", "cancel", "accumulator", "subnormal", "halfway")
 
 
 def random_operand(random, dtype, shape, spread, zeros=0.1):
@@ -41,12 +41,16 @@ def random_tiles(random, instruction, k, category, tiles=2, m=5, n=3):
         c = random.integers(0, 1 << 8 * accumulator.itemsize, shape, f"u{accumulator.itemsize}")
         usual = refkern.cast(random.normal(size=shape), accumulator)
         return a, b, np.where(random.random(shape) < 0.2, c.view(accumulator), usual)
+    if category == "halfway":
+        return halfway(random, instruction, k, tiles, m, n)
     spread = {"near": 2, "wide": 24, "cancel": 3, "accumulator": 4, "subnormal": 1}[category]
     a = random_operand(random, dtype, (tiles, m, k), spread)
     b = random_operand(random, dtype, (tiles, n, k), spread)
     if category == "subnormal":  # products and sums around the bottom of the format
         bottom = TF32.min_exponent if dtype == np.float32 else formats.format_of(dtype).min_exponent
-        down = np.ldexp(1 + random.random((tiles, m, k)), bottom // 2 + random.integers(-3, 3))
+        down = np.ldexp(
+            1 + random.random((tiles, m, k)), bottom // 2 - random.integers(-3, 16, (tiles, 1, 1))
+        )
         a = refkern.cast(down * random.choice([-1.0, 1.0], down.shape), dtype)
         b = refkern.cast(np.ldexp(1 + random.random((tiles, n, k)), bottom // 2 - 2), dtype)
     if category == "cancel":  # the second half undoes most of the first
@@ -62,3 +66,19 @@ def random_tiles(random, instruction, k, category, tiles=2, m=5, n=3):
     c = np.where(random.random(shape) < 0.25, 0, c * random.choice([-1.0, 1.0], shape))
     c = refkern.cast(c, accumulator)
     return a, b, np.where(np.isfinite(c.astype(np.float64)), c, accumulator.type(0))
+
+
+def halfway(random, instruction, k, tiles, m, n):
+    """c is a small multiple of 2^-24, one product half of that, another far below, both signs."""
+    a, b = np.zeros((tiles, m, k)), np.zeros((tiles, n, k))
+    places = random.permutation(k)
+    sign = random.choice([-1.0, 1.0], (tiles, m))
+    a[..., places[0]], b[..., places[0]] = 2.0**-12, 2.0**-13
+    a[..., places[1]] = sign * np.ldexp(1.0, random.integers(-24, -12, (tiles, m)))
+    b[..., places[1]] = np.ldexp(1.0, random.integers(-24, -8, (tiles, n)))
+    c = np.ldexp(random.integers(-40, 40, (tiles, m, n)), -24)
+    return (
+        refkern.cast(a, instruction.dtype),
+        refkern.cast(b, instruction.dtype),
+        refkern.cast(c, instruction.accumulator.dtype),
+    )
