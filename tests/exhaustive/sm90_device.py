@@ -7,7 +7,8 @@
 Builds sm90_device.cu with nvcc.  For each function the device hashes its outputs over all 2^32
 inputs (2^32 pairs for a function of two), one hash for each of 512 blocks of 2^23; the same hashes
 are computed here from refkern's compiled functions.  Where a block differs its outputs are fetched
-and the inputs that differ are counted (in the first 16 such blocks).  Then every tensor-core instruction runs on random tiles.
+and the inputs that differ are counted (in the first 16 such blocks).  Then every tensor-core
+instruction runs on random tiles.
 
 DIR gets report.md, report.json and h200_block_hashes.npz: the device's own hashes, which
 ``--recorded`` (and the test suite, on some blocks) compares later without a device.  ``--cpu`` puts
