@@ -8,6 +8,7 @@ import exact_tensor_core as exact
 import numpy as np
 import pytest
 from captures import DTYPES, load, mismatches
+from hard_tiles import CATEGORIES, random_operand, random_tiles
 
 import refkern
 from refkern import formats
@@ -15,7 +16,7 @@ from refkern.compiled.sums import products
 from refkern.hardware import sm90
 from refkern.hardware.sm90 import reference, tensor_cores
 from refkern.hardware.sm90.special_functions import NAN
-from refkern.hardware.sm90.tensor_cores import INSTRUCTIONS, TF32, instruction_named
+from refkern.hardware.sm90.tensor_cores import INSTRUCTIONS, instruction_named
 
 CAPTURED = load("h200_mma")
 MATMULS = load("h200_torch_matmul")
@@ -92,55 +93,6 @@ def test_captures_see_the_lowest_alignment(floor, monkeypatch):
 # ------------------------------------------------------------------------ exact rational arithmetic
 
 
-def random_operand(random, dtype, shape, spread, zeros=0.1):
-    """Every significand, exponents within +-spread of a middle of the tile's own."""
-    fmt = TF32 if dtype == np.float32 else formats.format_of(dtype)
-    lowest = fmt.min_exponent - fmt.mantissa_bits
-    highest = (fmt.max_finite >> fmt.mantissa_bits) - fmt.bias
-    middle = random.integers(max(lowest, -70), min(highest, 60) + 1, (shape[0], 1, 1))
-    exponent = np.clip(middle + random.integers(-spread, spread + 1, shape), lowest, highest)
-    significand = 1 + random.integers(0, 1 << fmt.mantissa_bits, shape) / (1 << fmt.mantissa_bits)
-    power_of_two = random.random(shape) < 0.2
-    significand = np.where(power_of_two, 1, significand)
-    value = np.ldexp(significand, exponent) * random.choice([-1.0, 1.0], shape)
-    value = np.where(random.random(shape) < zeros, 0, value)
-    return refkern.cast(value, dtype, saturate=dtype.itemsize == 1)
-
-
-def random_tiles(random, instruction, k, category, tiles=2, m=5, n=3):
-    """A, B [tiles, .., k] and C, hard in one way each."""
-    dtype = instruction.dtype
-    accumulator = instruction.accumulator.dtype
-    shape = (tiles, m, n)
-    if category == "codes":
-        carrier = np.dtype(f"u{dtype.itemsize}")
-        top = 1 << 8 * dtype.itemsize
-        a = random.integers(0, top, (tiles, m, k), carrier).view(dtype)
-        b = random.integers(0, top, (tiles, n, k), carrier).view(dtype)
-        return a, b, refkern.cast(random.normal(size=shape), accumulator)
-    spread = {"near": 2, "wide": 24, "cancel": 3, "accumulator": 4, "subnormal": 1}[category]
-    a = random_operand(random, dtype, (tiles, m, k), spread)
-    b = random_operand(random, dtype, (tiles, n, k), spread)
-    if category == "subnormal":  # products and sums around the bottom of the format
-        bottom = TF32.min_exponent if dtype == np.float32 else formats.format_of(dtype).min_exponent
-        down = np.ldexp(1 + random.random((tiles, m, k)), bottom // 2 + random.integers(-3, 3))
-        a = refkern.cast(down * random.choice([-1.0, 1.0], down.shape), dtype)
-        b = refkern.cast(np.ldexp(1 + random.random((tiles, n, k)), bottom // 2 - 2), dtype)
-    if category == "cancel":  # the second half undoes most of the first
-        half = k // 2
-        sign = np.where(random.random((tiles, 1, half)) < 0.8, -1, 1).astype(np.float32)
-        a[..., half:] = refkern.cast(refkern.widen(a[..., :half]) * sign, dtype)
-        b[..., half:] = b[..., :half]
-    with np.errstate(all="ignore"):
-        size = np.abs(refkern.widen(a)[:, :1, :1] * refkern.widen(b)[:, :1, :1]).astype(np.float64)
-    size = np.where((size == 0) | ~np.isfinite(size), 1, size)
-    places = {"accumulator": 28, "near": 3}.get(category, 12)
-    c = np.ldexp(size * (1 + random.random(shape)), random.integers(-places, places + 1, shape))
-    c = np.where(random.random(shape) < 0.25, 0, c * random.choice([-1.0, 1.0], shape))
-    c = refkern.cast(c, accumulator)
-    return a, b, np.where(np.isfinite(c.astype(np.float64)), c, accumulator.type(0))
-
-
 def exactly(name, a, b, c):
     """The slow model over tiles."""
     if a.dtype == np.float32:
@@ -154,9 +106,6 @@ def exactly(name, a, b, c):
     nan = np.uint16(0x7FFF) if c.dtype == np.float16 else np.uint32(0x7FFFFFFF)
     result = out.astype(c.dtype)  # exact: the model's results are in the accumulator's format
     return np.where(np.isnan(out), nan.view(c.dtype), result)
-
-
-CATEGORIES = ("codes", "near", "wide", "cancel", "accumulator", "subnormal")
 
 
 @pytest.mark.parametrize("name", INSTRUCTIONS)

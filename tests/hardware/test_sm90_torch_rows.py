@@ -64,13 +64,28 @@ def test_rows_of_unknown_order_are_refused():
 def test_every_shape_of_the_domain_has_an_order():
     """Each element counts once: small integers sum exactly in any order."""
     for rows in (0, 1, 2, 3, 5, 16, 100, 511, 512, 4097):
-        for n in [*range(1, 128), 128, 132, 956, 960, 2052, 7680, 16384, 100_000]:
+        for n in [*range(1, 128), 128, 132, 956, 960, 2052, 7680, 16384, 100_000, 130_560]:
             order = torch_row_order(rows, n)
             assert order.lanes & (order.lanes - 1) == 0
             assert order.lanes <= 512
             if n <= 2052:
                 x = np.arange(1, n + 1, dtype=np.float32)
                 assert order.replay(x) == n * (n + 1) // 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "lanes"),
+    [(4, 7680, 128), (4, 8064, 128), (4, 8068, 512), (2, 7936, 256), (2, 7940, 512),
+     (64, 7680, 32), (64, 8160, 32), (64, 8164, 512), (1, 130_560, 512), (7, 12, 8)],
+)  # fmt: skip
+def test_from_where_on_a_block_shares_a_row(rows, n, lanes):
+    """ceil(n / width) >= min(16 height, 256): torch's Reduce.cuh."""
+    assert torch_row_order(rows, n).lanes == lanes
+
+
+def test_rows_shared_by_blocks_are_refused():
+    with pytest.raises(refkern.InvalidInput, match=r"^n: 130564 .*up to 130560"):
+        torch_row_order(1, 130_564)
 
 
 def test_mean_factor():
