@@ -23,16 +23,16 @@ from refkern.formats import FLOAT32, Format, format_of
 from refkern.op import Call
 from refkern.ops.gated_rmsnorm import recipes
 from refkern.ops.gated_rmsnorm.recipes import NormRecipe
-from refkern.schedules import Exact, Lanes, Schedule, Sequential
+from refkern.schedules import Lanes, Schedule, Sequential
 from refkern.threads import get_num_threads, launch
 
 NANOSECONDS_AN_ELEMENT = 1.0
+#: rows whose statistics are taken together, so that one row's additions need not wait for the last
+TOGETHER = 4
 #: rows of at least so many columns are shared among threads where there are too few of them
 SHARED_COLUMNS = 1 << 16
 #: columns that a thread takes at a time of a shared row
 STRIP = 1 << 13
-#: rows whose statistics are taken together, so that one row's additions need not wait for the last
-TOGETHER = 4
 NO_TABLE = np.empty(0, np.float32)
 NO_TABLE.flags.writeable = False
 ZERO, HALF = np.float32(0), np.float32(0.5)
@@ -44,87 +44,100 @@ def run(call: Call, recipe: NormRecipe, out: np.ndarray) -> None:
         return
     width, columns = call.x.shape[-1], call.scale.size
     rows, groups = call.x.size // columns, width // columns
-    x, x_stride = rows_of(call.x.reshape(-1, width))
-    gate, gate_stride = rows_of(call.gate.reshape(-1, width))
+    kernel = _kernel(
+        recipe.squares, recipe.rsqrt, recipe.silu, recipe.finish, call.activation,
+        format_of(call.x.dtype),
+    )  # fmt: skip
+    x, x_stride = _lines(call.x, width)
+    gate, gate_stride = _lines(call.gate, width)
     scale = np.ascontiguousarray(widen(call.scale)).reshape(-1)
     scale.flags.writeable = False
-    kernel = _kernel(recipe.squares, recipe.rsqrt, recipe.silu, recipe.finish, call.activation,
-                     format_of(call.x.dtype))  # fmt: skip
-    lanes, subgroup = kernel.lanes, kernel.subgroup
-    epsilon = float(call.epsilon)
     flat = flat_output(out)
-
-    if rows < 2 * get_num_threads() and columns >= SHARED_COLUMNS:
-        inv = _shared_statistics(kernel, x, x_stride, groups, columns, rows, epsilon)
-        strips = -(-columns // STRIP)
-
-        def strip(first: int, stop: int) -> None:
-            kernel.finish_strips(
-                x, x_stride, gate, gate_stride, kernel.table, scale, inv, groups, strips, flat,
-                first, stop,
-            )  # fmt: skip
-
-        launch(strip, rows * strips, STRIP * NANOSECONDS_AN_ELEMENT)
+    if rows < get_num_threads() and columns >= SHARED_COLUMNS:
+        _run_shared(kernel, x, x_stride, gate, gate_stride, scale, groups, call.epsilon, flat, rows)
         return
+    lanes, subgroup, table, epsilon = kernel.lanes, kernel.subgroup, kernel.table, call.epsilon
 
     def block(first: int, stop: int) -> None:
         kernel.rows(
-            x, x_stride, gate, gate_stride, kernel.table, scale, groups, epsilon, lanes, subgroup,
+            x, x_stride, gate, gate_stride, table, scale, groups, epsilon, lanes, subgroup,
             flat, first, stop,
         )  # fmt: skip
 
     launch(block, rows, columns * NANOSECONDS_AN_ELEMENT)
 
 
-def _shared_statistics(
-    kernel: _Kernel, x: Any, x_stride: int, groups: int, columns: int, rows: int, epsilon: float
-) -> np.ndarray:
-    """inv, float32 [rows]; a row's lanes are shared among threads where its order has lanes."""
+def _lines(array: np.ndarray, width: int) -> tuple[np.ndarray, int]:
+    """x or gate as lines of ``width`` elements; codes, or float32 as it is."""
+    flat, stride = rows_of(array.reshape(-1, width))
+    return flat.view(np.float32) if flat.itemsize == 4 else flat, stride
+
+
+def _run_shared(
+    kernel: _Kernel, x: Any, x_stride: int, gate: Any, gate_stride: int, scale: Any, groups: int,
+    epsilon: float, out: Any, rows: int,
+) -> None:  # fmt: skip
+    """The same bits for few and wide rows: every launch shares each row among threads."""
+    columns, strips = scale.size, -(-scale.size // STRIP)
+    wide = np.empty((rows, columns), np.float32)
     inv = np.empty(rows, np.float32)
-    cost = columns * NANOSECONDS_AN_ELEMENT
 
-    if kernel.lane_sums is None:
+    def load(first: int, stop: int) -> None:
+        kernel.load_strips(x, x_stride, groups, columns, strips, wide, first, stop)
 
-        def block(first: int, stop: int) -> None:
+    def statistics(first: int, stop: int) -> None:
+        for row in range(first, stop):
             kernel.statistics(
-                x, x_stride, groups, columns, epsilon, kernel.lanes, kernel.subgroup, first, stop,
-                inv[first:stop],
-            )  # fmt: skip
+                (wide[row],) * TOGETHER, 1, epsilon, kernel.lanes, kernel.subgroup, inv[row:]
+            )
 
-        launch(block, rows, cost)
-        return inv
+    def finish(first: int, stop: int) -> None:
+        kernel.finish_strips(
+            wide, inv, gate, gate_stride, kernel.table, scale, groups, strips, out, first, stop
+        )
 
-    # Neighbouring lanes read neighbouring memory: one run of lanes a thread.
-    parts = min(get_num_threads(), kernel.lanes)
-    lane_sums = np.zeros((rows, kernel.lanes * kernel.components), np.float32)
+    launch(load, rows * strips, STRIP * NANOSECONDS_AN_ELEMENT)
+    if kernel.lane_sums is None:
+        launch(statistics, rows, columns * NANOSECONDS_AN_ELEMENT)
+    else:
+        _share_lanes(kernel, wide, epsilon, inv)
+    launch(finish, rows * strips, STRIP * NANOSECONDS_AN_ELEMENT)
+
+
+def _share_lanes(kernel: _Kernel, wide: np.ndarray, epsilon: float, inv: np.ndarray) -> None:
+    """inv of every row: neighbouring lanes, which read neighbouring memory, go to one thread."""
+    rows, columns = wide.shape
+    lanes, parts = kernel.lanes, min(get_num_threads(), kernel.lanes)
+    totals = np.zeros((rows, lanes * kernel.components), np.float32)
 
     def share(first: int, stop: int) -> None:
         for unit in range(first, stop):
             row, part = unit // parts, unit % parts
-            kernel.lane_sums(
-                x, row // groups * x_stride + row % groups * columns, columns, kernel.lanes,
-                part * kernel.lanes // parts, (part + 1) * kernel.lanes // parts, lane_sums[row],
-            )  # fmt: skip
+            start, end = part * lanes // parts, (part + 1) * lanes // parts
+            kernel.lane_sums(wide[row], lanes, start, end, totals[row])
 
-    launch(share, rows * parts, cost / parts)
+    launch(share, rows * parts, columns * NANOSECONDS_AN_ELEMENT / parts)
     for row in range(rows):
-        inv[row] = kernel.combine(lane_sums[row], kernel.lanes, kernel.subgroup, columns, epsilon)
-    return inv
+        inv[row] = kernel.combine(totals[row], lanes, kernel.subgroup, columns, epsilon)
 
 
 @dataclass(frozen=True)
 class _Kernel:
     """The compiled pieces of one recipe, activation and format."""
 
+    #: whole rows: statistics, then every element
     rows: Any
+    #: the same in steps, for rows that are shared
+    load_strips: Any
     statistics: Any
     finish_strips: Any
-    #: the order of the sum, where it has lanes; 1 lane of 1 component where it has none
+    #: the lanes that share a row, in how large subgroups, with how many sums; 1 without lanes
     lanes: int
     subgroup: int
     components: int
     lane_sums: Any
     combine: Any
+    #: the gate's function at each code of a 16-bit format
     table: np.ndarray
 
 
@@ -135,27 +148,26 @@ def _kernel(
     gate_function: Silu | Sigmoid = silu
     if activation == "sigmoid" or finish == "gate-then-sigmoid":
         gate_function = silu.sigmoid
+    if activation == "sigmoid" and finish == "gate-then-sigmoid":
+        finish = "one-store"
     by_table = fmt.bits == 16
-    element = _element(
-        finish if activation != "sigmoid" or finish == "cast-each" else "one-store",
-        None if by_table else gate_function,
-        fmt,
-    )
+    finish_row = _finish_row(finish, None if by_table else gate_function, fmt)
     table = activations.table_of(gate_function, fmt) if by_table else NO_TABLE
     if isinstance(squares, Lanes):
         lane_sums, combine, statistics = _lane_statistics(
-            squares.vector, squares.components, squares.strided, squares.combine, rsqrt, fmt
+            squares.vector, squares.components, squares.strided, squares.combine, rsqrt
         )
         lanes, components = squares.lanes, squares.components
         subgroup = squares.subgroup or lanes
     else:
         lane_sums = combine = None
         lanes = subgroup = components = 1
-        statistics = _row_statistics(squares, rsqrt, fmt)
+        statistics = _statistics(squares, rsqrt)
     return _Kernel(
-        rows=_rows(statistics, element),
+        rows=_rows(statistics, finish_row, fmt),
+        load_strips=_load_strips(fmt),
         statistics=statistics,
-        finish_strips=_finish_strips(element),
+        finish_strips=_finish_strips(finish_row),
         lanes=lanes,
         subgroup=subgroup,
         components=components,
@@ -165,122 +177,213 @@ def _kernel(
     )
 
 
+@jit
+def _same(value: Any) -> Any:
+    return value
+
+
+def _widen(fmt: Format) -> Any:
+    """jitted: an element as `_lines` gives it -> float32."""
+    return _same if fmt is FLOAT32 else casts.widen(fmt)
+
+
+@jit
+def _line(flat: Any, stride: int, row: int, groups: int, columns: int) -> Any:
+    """Row ``row``, of which every line holds ``groups``."""
+    start = row // groups * stride + row % groups * columns
+    return flat[start : start + columns]
+
+
 @cache
-def _rows(statistics: Any, element: Any) -> Any:
+def _load(fmt: Format) -> Any:
+    """jitted (row, buffer): the row in float32, in the buffer unless it was float32."""
+    if fmt is FLOAT32:
+        return jit(lambda row, buffer: row)
+    widen = casts.widen(fmt)
+
+    @jit
+    def load(row: Any, buffer: Any) -> Any:
+        for i in range(row.size):
+            buffer[i] = widen(row[i])
+        return buffer
+
+    return load
+
+
+@cache
+def _rows(statistics: Any, finish_row: Any, fmt: Format) -> Any:
+    load = _load(fmt)
+    buffered = 0 if fmt is FLOAT32 else 1
+
     @jit
     def rows(
         x: Any, x_stride: int, gate: Any, gate_stride: int, table: Any, scale: Any, groups: int,
         epsilon: float, lanes: int, subgroup: int, out: Any, first: int, stop: int,
     ) -> None:  # fmt: skip
-        columns = scale.size
+        n = scale.size
+        buffer = np.empty(buffered * TOGETHER * n, np.float32)
+        gate_values = np.empty(n, np.float32)
         inv = np.empty(TOGETHER, np.float32)
         for start in range(first, stop, TOGETHER):
             end = min(start + TOGETHER, stop)
-            statistics(x, x_stride, groups, columns, epsilon, lanes, subgroup, start, end, inv)
+            # Where there are fewer than four rows the last one stands in for the others.
+            last = end - 1
+            x0 = load(_line(x, x_stride, start, groups, n), buffer[:n])
+            x1 = load(_line(x, x_stride, min(start + 1, last), groups, n), buffer[n : 2 * n])
+            x2 = load(_line(x, x_stride, min(start + 2, last), groups, n), buffer[2 * n : 3 * n])
+            x3 = load(_line(x, x_stride, last, groups, n), buffer[3 * n :])
+            together = (x0, x1, x2, x3)
+            statistics(together, end - start, epsilon, lanes, subgroup, inv)
             for row in range(start, end):
-                line, column = row // groups, row % groups * columns
-                x_at, gate_at = line * x_stride + column, line * gate_stride + column
-                factor = inv[row - start]
-                for i in range(columns):
-                    out[row * columns + i] = element(
-                        x[x_at + i], factor, scale[i], gate[gate_at + i], table
-                    )
+                finish_row(
+                    together[row - start], inv[row - start], scale,
+                    _line(gate, gate_stride, row, groups, n), table, gate_values,
+                    out[row * n : row * n + n],
+                )  # fmt: skip
 
     return rows
 
 
 @cache
-def _finish_strips(element: Any) -> Any:
+def _load_strips(fmt: Format) -> Any:
+    widen = _widen(fmt)
+
+    @jit
+    def load_strips(
+        x: Any, x_stride: int, groups: int, columns: int, strips: int, wide: Any, first: int,
+        stop: int,
+    ) -> None:  # fmt: skip
+        for unit in range(first, stop):
+            row, start = unit // strips, unit % strips * STRIP
+            end = min(start + STRIP, columns)
+            source = _line(x, x_stride, row, groups, columns)[start:end]
+            target = wide[row, start:end]
+            for i in range(source.size):
+                target[i] = widen(source[i])
+
+    return load_strips
+
+
+@cache
+def _finish_strips(finish_row: Any) -> Any:
     @jit
     def finish_strips(
-        x: Any, x_stride: int, gate: Any, gate_stride: int, table: Any, scale: Any, inv: Any,
-        groups: int, strips: int, out: Any, first: int, stop: int,
+        wide: Any, inv: Any, gate: Any, gate_stride: int, table: Any, scale: Any, groups: int,
+        strips: int, out: Any, first: int, stop: int,
     ) -> None:  # fmt: skip
         columns = scale.size
+        gate_values = np.empty(STRIP, np.float32)
         for unit in range(first, stop):
-            row, strip = unit // strips, unit % strips
-            line, column = row // groups, row % groups * columns
-            x_at, gate_at = line * x_stride + column, line * gate_stride + column
-            for i in range(strip * STRIP, min(strip * STRIP + STRIP, columns)):
-                out[row * columns + i] = element(
-                    x[x_at + i], inv[row], scale[i], gate[gate_at + i], table
-                )
+            row, start = unit // strips, unit % strips * STRIP
+            end = min(start + STRIP, columns)
+            gate_line = _line(gate, gate_stride, row, groups, columns)
+            finish_row(
+                wide[row, start:end], inv[row], scale[start:end], gate_line[start:end], table,
+                gate_values[: end - start], out[row * columns + start : row * columns + end],
+            )  # fmt: skip
 
     return finish_strips
 
 
 @cache
-def _element(finish: str, gate_function: Silu | Sigmoid | None, fmt: Format) -> Any:
-    """jitted (x, inv, scale, gate, table) -> code of the output: all that follows on the norm.
+def _finish_row(finish: str, gate_function: Silu | Sigmoid | None, fmt: Format) -> Any:
+    """jitted: all that follows on the norm.  Plain loops over whole arrays, which vectorise.
 
     gate_function: None where the gate is looked up in the table.
     """
-    widen, narrow = casts.widen(fmt), casts.narrow(FLOAT32, fmt)
-    gate_value = _look_up if gate_function is None else _compute(gate_function, widen)
+    evaluate = _evaluate(gate_function)
+    element = _element(finish, fmt)
+
+    @jit
+    def finish_row(
+        x: Any, inv: Any, scale: Any, gate: Any, table: Any, gate_values: Any, out: Any
+    ) -> None:
+        evaluate(gate, table, gate_values)
+        for i in range(out.size):
+            out[i] = element(x[i], inv, scale[i], gate[i], gate_values[i])
+
+    return finish_row
+
+
+def _evaluate(gate_function: Silu | Sigmoid | None) -> Any:
+    """jitted (gate, table, values): the gate's function of every element."""
+    if gate_function is None:
+
+        @jit
+        def look_up(gate: Any, table: Any, values: Any) -> None:
+            for i in range(values.size):
+                values[i] = table[gate[i]]
+
+        return look_up
+
+    if isinstance(gate_function, Silu):
+        function = activations.silu(gate_function)
+    else:
+        function = activations.sigmoid(gate_function)
+
+    @jit
+    def compute(gate: Any, table: Any, values: Any) -> None:
+        for i in range(values.size):
+            values[i] = function(gate[i])
+
+    return compute
+
+
+def _element(finish: str, fmt: Format) -> Any:
+    """jitted (x, inv, scale, gate, gate_value) -> code of the output."""
+    narrow = casts.narrow(FLOAT32, fmt)
+    widen_gate, widen_code = _widen(fmt), casts.widen(fmt)
 
     if finish == "one-store":
 
         @jit
-        def one_store(x: Any, inv: Any, scale: Any, gate: Any, table: Any) -> Any:
-            return narrow(((widen(x) * inv) * scale) * gate_value(gate, table))
+        def one_store(x: Any, inv: Any, scale: Any, gate: Any, gate_value: Any) -> Any:
+            return narrow(((x * inv) * scale) * gate_value)
 
         return one_store
 
     if finish == "gate-then-sigmoid":
 
         @jit
-        def gate_then_sigmoid(x: Any, inv: Any, scale: Any, gate: Any, table: Any) -> Any:
-            gated = ((widen(x) * inv) * scale) * widen(gate)
-            return narrow(gated * gate_value(gate, table))
+        def gate_then_sigmoid(x: Any, inv: Any, scale: Any, gate: Any, gate_value: Any) -> Any:
+            return narrow((((x * inv) * scale) * widen_gate(gate)) * gate_value)
 
         return gate_then_sigmoid
 
     @jit
-    def cast_each(x: Any, inv: Any, scale: Any, gate: Any, table: Any) -> Any:
-        normalized = widen(narrow(widen(x) * inv))
-        normalized = widen(narrow(scale * normalized))
-        return narrow(normalized * gate_value(gate, table))
+    def cast_each(x: Any, inv: Any, scale: Any, gate: Any, gate_value: Any) -> Any:
+        normalized = widen_code(narrow(x * inv))
+        normalized = widen_code(narrow(scale * normalized))
+        return narrow(normalized * gate_value)
 
     return cast_each
 
 
-@jit
-def _look_up(gate: Any, table: Any) -> Any:
-    return table[gate]
-
-
-def _compute(choice: Silu | Sigmoid, widen: Any) -> Any:
-    function = activations.silu(choice) if isinstance(choice, Silu) else activations.sigmoid(choice)
-    return jit(lambda gate, table: function(widen(gate)))
-
-
 @cache
 def _lane_statistics(
-    vector: int, components: int, strided: bool, order: str, rsqrt: Function, fmt: Format
+    vector: int, components: int, strided: bool, order: str, rsqrt: Function
 ) -> tuple[Any, Any, Any]:
     """jitted: the sums of a run of lanes; lanes' sums -> inv; rows -> inv."""
-    add = _add_vector(vector, components, casts.widen(fmt))
+    add = _add_vector(vector, components)
     combine_lanes = sums.combining(order)
     rsqrt_function = rsqrt.load_compiled()
 
     @jit
-    def lane_sums(
-        x: Any, at: int, columns: int, lanes: int, first: int, stop: int, totals: Any
-    ) -> None:
-        vectors = columns // vector
+    def lane_sums(x: Any, lanes: int, first: int, stop: int, totals: Any) -> None:
+        vectors = x.size // vector
         steps = (vectors + lanes - 1) // lanes
         for i in range(first * components, stop * components):
             totals[i] = ZERO
         for step in range(steps):
-            # Lanes from `live` on have no vector in this step.
+            # A lane takes part as long as there is a vector for it.
             if strided:
-                live = vectors - step * lanes
-                for lane in range(first, min(stop, live)):
-                    add(x, at + (step * lanes + lane) * vector, totals, lane)
+                mine = x[step * lanes * vector :]
+                for lane in range(first, min(stop, vectors - step * lanes)):
+                    add(mine, lane * vector, totals, lane)
             else:
-                live = (vectors - step + steps - 1) // steps
-                for lane in range(first, min(stop, live)):
-                    add(x, at + (lane * steps + step) * vector, totals, lane)
+                mine = x[step * vector :]
+                for lane in range(first, min(stop, (vectors - step + steps - 1) // steps)):
+                    add(mine, lane * steps * vector, totals, lane)
 
     @jit
     def combine(totals: Any, lanes: int, subgroup: int, columns: int, epsilon: float) -> Any:
@@ -297,26 +400,24 @@ def _lane_statistics(
 
     @jit
     def statistics(
-        x: Any, x_stride: int, groups: int, columns: int, epsilon: float, lanes: int,
-        subgroup: int, first: int, stop: int, inv: Any,
-    ) -> None:  # fmt: skip
+        together: Any, count: int, epsilon: float, lanes: int, subgroup: int, inv: Any
+    ) -> None:
         totals = np.empty(lanes * components, np.float32)
-        for row in range(first, stop):
-            at = row // groups * x_stride + row % groups * columns
-            lane_sums(x, at, columns, lanes, 0, lanes, totals)
-            inv[row - first] = combine(totals, lanes, subgroup, columns, epsilon)
+        for row in range(count):
+            x = together[row]
+            lane_sums(x, lanes, 0, lanes, totals)
+            inv[row] = combine(totals, lanes, subgroup, x.size, epsilon)
 
     return lane_sums, combine, statistics
 
 
-def _add_vector(vector: int, components: int, widen: Any) -> Any:
+def _add_vector(vector: int, components: int) -> Any:
     """jitted (x, at, totals, lane): one lane takes the vector at x[at]."""
     if vector == 1:
 
         @jit
         def add_one(x: Any, at: int, totals: Any, lane: int) -> None:
-            value = widen(x[at])
-            totals[lane] += value * value
+            totals[lane] += x[at] * x[at]
 
         return add_one
 
@@ -325,69 +426,59 @@ def _add_vector(vector: int, components: int, widen: Any) -> Any:
         @jit
         def add_each(x: Any, at: int, totals: Any, lane: int) -> None:
             for i in range(vector):
-                value = widen(x[at + i])
-                totals[lane * vector + i] += value * value
+                totals[lane * vector + i] += x[at + i] * x[at + i]
 
         return add_each
 
     @jit
     def add_dot(x: Any, at: int, totals: Any, lane: int) -> None:
-        a, b, c, d = widen(x[at]), widen(x[at + 1]), widen(x[at + 2]), widen(x[at + 3])
+        a, b, c, d = x[at], x[at + 1], x[at + 2], x[at + 3]
         totals[lane] += ((a * a + b * b) + c * c) + d * d
 
     return add_dot
 
 
 @cache
-def _row_statistics(squares: Schedule, rsqrt: Function, fmt: Format) -> Any:
+def _statistics(squares: Schedule, rsqrt: Function) -> Any:
     """jitted: rows -> inv, for an order without lanes."""
-    widen, rsqrt_function = casts.widen(fmt), rsqrt.load_compiled()
+    rsqrt_function = rsqrt.load_compiled()
+    sum_rows = _sum_in_order if squares == Sequential() else _sum_by_schedule(squares)
 
-    if squares == Sequential():
+    @jit
+    def statistics(
+        together: Any, count: int, epsilon: float, lanes: int, subgroup: int, inv: Any
+    ) -> None:
+        sum_rows(together, count, inv)
+        for row in range(count):
+            mean = inv[row] / numba.float32(together[row].size)
+            inv[row] = rsqrt_function(mean + numba.float32(epsilon))
 
-        @jit
-        def sequential(
-            x: Any, x_stride: int, groups: int, columns: int, epsilon: float, lanes: int,
-            subgroup: int, first: int, stop: int, inv: Any,
-        ) -> None:  # fmt: skip
-            # Four rows side by side; where there are fewer, the last one again.
-            last = stop - 1
-            row0, row1, row2 = first, min(first + 1, last), min(first + 2, last)
-            at0 = row0 // groups * x_stride + row0 % groups * columns
-            at1 = row1 // groups * x_stride + row1 % groups * columns
-            at2 = row2 // groups * x_stride + row2 % groups * columns
-            at3 = last // groups * x_stride + last % groups * columns
-            total0 = total1 = total2 = total3 = ZERO
-            for i in range(columns):
-                a, b = widen(x[at0 + i]), widen(x[at1 + i])
-                c, d = widen(x[at2 + i]), widen(x[at3 + i])
-                total0 += a * a
-                total1 += b * b
-                total2 += c * c
-                total3 += d * d
-            totals = (total0, total1, total2, total3)
-            for row in range(first, stop):
-                mean = totals[row - first] / numba.float32(columns)
-                inv[row - first] = rsqrt_function(mean + numba.float32(epsilon))
+    return statistics
 
-        return sequential
 
+@jit
+def _sum_in_order(together: Any, count: int, totals: Any) -> None:
+    a, b, c, d = together
+    total_a = total_b = total_c = total_d = ZERO
+    for i in range(a.size):
+        total_a += a[i] * a[i]
+        total_b += b[i] * b[i]
+        total_c += c[i] * c[i]
+        total_d += d[i] * d[i]
+    for row, total in enumerate((total_a, total_b, total_c, total_d)):
+        if row < count:
+            totals[row] = total
+
+
+def _sum_by_schedule(squares: Schedule) -> Any:
     run = sums.products(squares).run
 
     @jit
-    def by_schedule(
-        x: Any, x_stride: int, groups: int, columns: int, epsilon: float, lanes: int,
-        subgroup: int, first: int, stop: int, inv: Any,
-    ) -> None:  # fmt: skip
-        row_of_x = np.empty(columns, np.float32)
-        for row in range(first, stop):
-            at = row // groups * x_stride + row % groups * columns
-            for i in range(columns):
-                row_of_x[i] = widen(x[at + i])
-            mean = run(row_of_x, row_of_x, columns, row_of_x) / numba.float32(columns)
-            inv[row - first] = rsqrt_function(mean + numba.float32(epsilon))
+    def sum_rows(together: Any, count: int, totals: Any) -> None:
+        for row in range(count):
+            totals[row] = run(together[row], together[row], together[row].size, totals)
 
-    return by_schedule
+    return sum_rows
 
 
 LIMIT = recipes.MLAS_LIMIT
