@@ -127,10 +127,11 @@ class DoubleRounding(Bits):
 
 
 class SaturatingCast(Bits):
-    """Stores the largest finite value instead of infinity."""
+    """Narrows to the largest finite value instead of infinity."""
 
     def cast(self, x: np.ndarray, dtype: np.dtype, **how: Any) -> np.ndarray:
-        return super().cast(x, dtype, **{**how, "saturate": True})
+        saturate = dtype.itemsize < 4
+        return super().cast(x, dtype, **{**how, "saturate": saturate})
 
 
 class PartialSum(Bits):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -15,6 +15,9 @@ from refkern.op import Call
 from refkern.recipe import Recipe
 from refkern.schedules import Exact, Lanes, Schedule, Sequential
 
+#: gate * sigmoid(gate), with exp of -|gate| only
+STABLE_SILU = Silu("product", Sigmoid("stable"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class NormRecipe(Recipe):
@@ -23,7 +26,7 @@ class NormRecipe(Recipe):
     #: 1 / sqrt(mean + epsilon)
     rsqrt: Function = RSQRT
     #: of the gate; activation "sigmoid" takes the sigmoid in it
-    silu: Silu = Silu("product", Sigmoid("stable"))
+    silu: Silu = STABLE_SILU
     #: how scale, gate and the roundings to x's dtype follow on the norm (reference.py)
     finish: Literal["one-store", "gate-then-sigmoid", "cast-each"] = "one-store"
 
@@ -87,7 +90,7 @@ class RouteRecipe(NormRecipe):
     """A WebGPU kernel; the order of its sum follows from the route and C."""
 
     route: Route
-    squares: Schedule = Lanes()
+    squares: Schedule = field(default_factory=Lanes)
 
     def for_call(self, call: Call) -> RouteRecipe:
         columns = call.scale.size
