@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -38,76 +38,82 @@ NO_TABLE.flags.writeable = False
 ZERO, HALF = np.float32(0), np.float32(0.5)
 
 
+class How(NamedTuple):
+    """What a row's statistics need beside the row."""
+
+    #: the lanes that share a row, in how large subgroups; 1 and 1 for an order without lanes
+    lanes: int
+    subgroup: int
+    #: what the sum is divided by, or multiplied by, to give the mean
+    mean_by: float
+    epsilon: float
+
+
 def run(call: Call, recipe: NormRecipe, out: np.ndarray) -> None:
     """Write ``out`` (contiguous); the recipe's bits, whatever the number of threads."""
     if call.x.size == 0:
         return
     width, columns = call.x.shape[-1], call.scale.size
     rows, groups = call.x.size // columns, width // columns
-    kernel = _kernel(
-        recipe.squares, recipe.rsqrt, recipe.silu, recipe.finish, call.activation,
-        format_of(call.x.dtype),
-    )  # fmt: skip
+    kernel = _kernel(recipe, call.activation, call.x.dtype)
     x, x_stride = _lines(call.x, width)
     gate, gate_stride = _lines(call.gate, width)
     scale = np.ascontiguousarray(widen(call.scale)).reshape(-1)
     scale.flags.writeable = False
+    mean_by = columns if recipe.mean_factor is None else recipe.mean_factor
+    how = How(kernel.lanes, kernel.subgroup, float(mean_by), call.epsilon)
     flat = flat_output(out)
     if rows < get_num_threads() and columns >= SHARED_COLUMNS:
-        _run_shared(kernel, x, x_stride, gate, gate_stride, scale, groups, call.epsilon, flat, rows)
+        _run_shared(kernel, x, x_stride, gate, gate_stride, scale, groups, how, flat, rows)
         return
-    lanes, subgroup, table, epsilon = kernel.lanes, kernel.subgroup, kernel.table, call.epsilon
+    table = kernel.table
 
     def block(first: int, stop: int) -> None:
-        kernel.rows(
-            x, x_stride, gate, gate_stride, table, scale, groups, epsilon, lanes, subgroup,
-            flat, first, stop,
-        )  # fmt: skip
+        kernel.rows(x, x_stride, gate, gate_stride, table, scale, groups, how, flat, first, stop)
 
     launch(block, rows, columns * NANOSECONDS_AN_ELEMENT)
 
 
 def _lines(array: np.ndarray, width: int) -> tuple[np.ndarray, int]:
-    """x or gate as lines of ``width`` elements; codes, or float32 as it is."""
+    """x or gate as lines of ``width`` elements: codes, or float32 as it is."""
     flat, stride = rows_of(array.reshape(-1, width))
     return flat.view(np.float32) if flat.itemsize == 4 else flat, stride
 
 
 def _run_shared(
-    kernel: _Kernel, x: Any, x_stride: int, gate: Any, gate_stride: int, scale: Any, groups: int,
-    epsilon: float, out: Any, rows: int,
+    kernel: Kernel, x: Any, x_stride: int, gate: Any, gate_stride: int, scale: Any, groups: int,
+    how: How, out: Any, rows: int,
 ) -> None:  # fmt: skip
-    """The same bits for few and wide rows: every launch shares each row among threads."""
+    """The same bits for few and wide rows: every step shares each row among threads."""
     columns, strips = scale.size, -(-scale.size // STRIP)
     wide = np.empty((rows, columns), np.float32)
     inv = np.empty(rows, np.float32)
+    strip_cost = STRIP * NANOSECONDS_AN_ELEMENT
 
     def load(first: int, stop: int) -> None:
-        kernel.load_strips(x, x_stride, groups, columns, strips, wide, first, stop)
+        kernel.load_strips(x, x_stride, groups, strips, wide, first, stop)
 
     def statistics(first: int, stop: int) -> None:
         for row in range(first, stop):
-            kernel.statistics(
-                (wide[row],) * TOGETHER, 1, epsilon, kernel.lanes, kernel.subgroup, inv[row:]
-            )
+            kernel.statistics((wide[row],) * TOGETHER, 1, how, inv[row:])
 
     def finish(first: int, stop: int) -> None:
         kernel.finish_strips(
             wide, inv, gate, gate_stride, kernel.table, scale, groups, strips, out, first, stop
         )
 
-    launch(load, rows * strips, STRIP * NANOSECONDS_AN_ELEMENT)
+    launch(load, rows * strips, strip_cost)
     if kernel.lane_sums is None:
         launch(statistics, rows, columns * NANOSECONDS_AN_ELEMENT)
     else:
-        _share_lanes(kernel, wide, epsilon, inv)
-    launch(finish, rows * strips, STRIP * NANOSECONDS_AN_ELEMENT)
+        _share_lanes(kernel, wide, how, inv)
+    launch(finish, rows * strips, strip_cost)
 
 
-def _share_lanes(kernel: _Kernel, wide: np.ndarray, epsilon: float, inv: np.ndarray) -> None:
+def _share_lanes(kernel: Kernel, wide: np.ndarray, how: How, inv: np.ndarray) -> None:
     """inv of every row: neighbouring lanes, which read neighbouring memory, go to one thread."""
     rows, columns = wide.shape
-    lanes, parts = kernel.lanes, min(get_num_threads(), kernel.lanes)
+    lanes, parts = how.lanes, min(get_num_threads(), how.lanes)
     totals = np.zeros((rows, lanes * kernel.components), np.float32)
 
     def share(first: int, stop: int) -> None:
@@ -118,11 +124,11 @@ def _share_lanes(kernel: _Kernel, wide: np.ndarray, epsilon: float, inv: np.ndar
 
     launch(share, rows * parts, columns * NANOSECONDS_AN_ELEMENT / parts)
     for row in range(rows):
-        inv[row] = kernel.combine(totals[row], lanes, kernel.subgroup, columns, epsilon)
+        inv[row] = kernel.combine(totals[row], how)
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class Kernel:
     """The compiled pieces of one recipe, activation and format."""
 
     #: whole rows: statistics, then every element
@@ -131,7 +137,7 @@ class _Kernel:
     load_strips: Any
     statistics: Any
     finish_strips: Any
-    #: the lanes that share a row, in how large subgroups, with how many sums; 1 without lanes
+    #: the order of the sum, where it has lanes
     lanes: int
     subgroup: int
     components: int
@@ -142,28 +148,27 @@ class _Kernel:
 
 
 @cache
-def _kernel(
-    squares: Schedule, rsqrt: Function, silu: Silu, finish: str, activation: str, fmt: Format
-) -> _Kernel:
-    gate_function: Silu | Sigmoid = silu
+def _kernel(recipe: NormRecipe, activation: str, dtype: np.dtype) -> Kernel:
+    fmt, squares, finish = format_of(dtype), recipe.squares, recipe.finish
+    gate_function: Silu | Sigmoid = recipe.silu
     if activation == "sigmoid" or finish == "gate-then-sigmoid":
-        gate_function = silu.sigmoid
+        gate_function = recipe.silu.sigmoid
     if activation == "sigmoid" and finish == "gate-then-sigmoid":
         finish = "one-store"
     by_table = fmt.bits == 16
     finish_row = _finish_row(finish, None if by_table else gate_function, fmt)
-    table = activations.table_of(gate_function, fmt) if by_table else NO_TABLE
+    inverse = _inverse(recipe.mean_factor is not None, recipe.rsqrt)
     if isinstance(squares, Lanes):
         lane_sums, combine, statistics = _lane_statistics(
-            squares.vector, squares.components, squares.strided, squares.combine, rsqrt
+            squares.vector, squares.components, squares.strided, squares.combine, inverse
         )
         lanes, components = squares.lanes, squares.components
         subgroup = squares.subgroup or lanes
     else:
         lane_sums = combine = None
         lanes = subgroup = components = 1
-        statistics = _statistics(squares, rsqrt)
-    return _Kernel(
+        statistics = _statistics(squares, inverse)
+    return Kernel(
         rows=_rows(statistics, finish_row, fmt),
         load_strips=_load_strips(fmt),
         statistics=statistics,
@@ -173,7 +178,7 @@ def _kernel(
         components=components,
         lane_sums=lane_sums,
         combine=combine,
-        table=table,
+        table=activations.table_of(gate_function, fmt) if by_table else NO_TABLE,
     )
 
 
@@ -218,7 +223,7 @@ def _rows(statistics: Any, finish_row: Any, fmt: Format) -> Any:
     @jit
     def rows(
         x: Any, x_stride: int, gate: Any, gate_stride: int, table: Any, scale: Any, groups: int,
-        epsilon: float, lanes: int, subgroup: int, out: Any, first: int, stop: int,
+        how: How, out: Any, first: int, stop: int,
     ) -> None:  # fmt: skip
         n = scale.size
         buffer = np.empty(buffered * TOGETHER * n, np.float32)
@@ -233,7 +238,7 @@ def _rows(statistics: Any, finish_row: Any, fmt: Format) -> Any:
             x2 = load(_line(x, x_stride, min(start + 2, last), groups, n), buffer[2 * n : 3 * n])
             x3 = load(_line(x, x_stride, last, groups, n), buffer[3 * n :])
             together = (x0, x1, x2, x3)
-            statistics(together, end - start, epsilon, lanes, subgroup, inv)
+            statistics(together, end - start, how, inv)
             for row in range(start, end):
                 finish_row(
                     together[row - start], inv[row - start], scale,
@@ -250,9 +255,9 @@ def _load_strips(fmt: Format) -> Any:
 
     @jit
     def load_strips(
-        x: Any, x_stride: int, groups: int, columns: int, strips: int, wide: Any, first: int,
-        stop: int,
-    ) -> None:  # fmt: skip
+        x: Any, x_stride: int, groups: int, strips: int, wide: Any, first: int, stop: int
+    ) -> None:
+        columns = wide.shape[1]
         for unit in range(first, stop):
             row, start = unit // strips, unit % strips * STRIP
             end = min(start + STRIP, columns)
@@ -287,34 +292,24 @@ def _finish_strips(finish_row: Any) -> Any:
 
 @cache
 def _finish_row(finish: str, gate_function: Silu | Sigmoid | None, fmt: Format) -> Any:
-    """jitted: all that follows on the norm.  Plain loops over whole arrays, which vectorise.
+    """jitted: all that follows on the norm, in plain loops over whole arrays, which vectorise.
 
     gate_function: None where the gate is looked up in the table.
     """
-    evaluate = _evaluate(gate_function)
     element = _element(finish, fmt)
 
-    @jit
-    def finish_row(
-        x: Any, inv: Any, scale: Any, gate: Any, table: Any, gate_values: Any, out: Any
-    ) -> None:
-        evaluate(gate, table, gate_values)
-        for i in range(out.size):
-            out[i] = element(x[i], inv, scale[i], gate[i], gate_values[i])
-
-    return finish_row
-
-
-def _evaluate(gate_function: Silu | Sigmoid | None) -> Any:
-    """jitted (gate, table, values): the gate's function of every element."""
     if gate_function is None:
 
         @jit
-        def look_up(gate: Any, table: Any, values: Any) -> None:
-            for i in range(values.size):
-                values[i] = table[gate[i]]
+        def by_table(
+            x: Any, inv: Any, scale: Any, gate: Any, table: Any, gate_values: Any, out: Any
+        ) -> None:
+            for i in range(out.size):
+                gate_values[i] = table[gate[i]]
+            for i in range(out.size):
+                out[i] = element(x[i], inv, scale[i], gate[i], gate_values[i])
 
-        return look_up
+        return by_table
 
     if isinstance(gate_function, Silu):
         function = activations.silu(gate_function)
@@ -322,11 +317,13 @@ def _evaluate(gate_function: Silu | Sigmoid | None) -> Any:
         function = activations.sigmoid(gate_function)
 
     @jit
-    def compute(gate: Any, table: Any, values: Any) -> None:
-        for i in range(values.size):
-            values[i] = function(gate[i])
+    def computed(
+        x: Any, inv: Any, scale: Any, gate: Any, table: Any, gate_values: Any, out: Any
+    ) -> None:
+        for i in range(out.size):
+            out[i] = element(x[i], inv, scale[i], gate[i], function(gate[i]))
 
-    return compute
+    return computed
 
 
 def _element(finish: str, fmt: Format) -> Any:
@@ -361,12 +358,11 @@ def _element(finish: str, fmt: Format) -> Any:
 
 @cache
 def _lane_statistics(
-    vector: int, components: int, strided: bool, order: str, rsqrt: Function
+    vector: int, components: int, strided: bool, order: str, inverse: Any
 ) -> tuple[Any, Any, Any]:
     """jitted: the sums of a run of lanes; lanes' sums -> inv; rows -> inv."""
     add = _add_vector(vector, components)
     combine_lanes = sums.combining(order)
-    rsqrt_function = rsqrt.load_compiled()
 
     @jit
     def lane_sums(x: Any, lanes: int, first: int, stop: int, totals: Any) -> None:
@@ -386,29 +382,40 @@ def _lane_statistics(
                     add(mine, lane * steps * vector, totals, lane)
 
     @jit
-    def combine(totals: Any, lanes: int, subgroup: int, columns: int, epsilon: float) -> Any:
+    def combine(totals: Any, how: How) -> Any:
         if components > 1:
-            for lane in range(lanes):
+            for lane in range(how.lanes):
                 total = totals[lane * components]
                 for i in range(1, components):
                     total += totals[lane * components + i]
                 totals[lane] = total
-        total = combine_lanes(totals, 0, subgroup)
-        for start in range(subgroup, lanes, subgroup):
-            total += combine_lanes(totals, start, subgroup)
-        return rsqrt_function(total / numba.float32(columns) + numba.float32(epsilon))
+        total = combine_lanes(totals, 0, how.subgroup)
+        for start in range(how.subgroup, how.lanes, how.subgroup):
+            total += combine_lanes(totals, start, how.subgroup)
+        return inverse(total, how.mean_by, how.epsilon)
 
     @jit
-    def statistics(
-        together: Any, count: int, epsilon: float, lanes: int, subgroup: int, inv: Any
-    ) -> None:
-        totals = np.empty(lanes * components, np.float32)
+    def statistics(together: Any, count: int, how: How, inv: Any) -> None:
+        totals = np.empty(how.lanes * components, np.float32)
         for row in range(count):
-            x = together[row]
-            lane_sums(x, lanes, 0, lanes, totals)
-            inv[row] = combine(totals, lanes, subgroup, x.size, epsilon)
+            lane_sums(together[row], how.lanes, 0, how.lanes, totals)
+            inv[row] = combine(totals, how)
 
     return lane_sums, combine, statistics
+
+
+@cache
+def _inverse(mean_by_product: bool, rsqrt: Function) -> Any:
+    """jitted (sum of squares, mean_by, epsilon) -> inv."""
+    rsqrt_function = rsqrt.load_compiled()
+
+    @jit
+    def inverse(total: Any, mean_by: float, epsilon: float) -> Any:
+        factor = numba.float32(mean_by)
+        mean = total * factor if mean_by_product else total / factor
+        return rsqrt_function(mean + numba.float32(epsilon))
+
+    return inverse
 
 
 def _add_vector(vector: int, components: int) -> Any:
@@ -439,19 +446,15 @@ def _add_vector(vector: int, components: int) -> Any:
 
 
 @cache
-def _statistics(squares: Schedule, rsqrt: Function) -> Any:
+def _statistics(squares: Schedule, inverse: Any) -> Any:
     """jitted: rows -> inv, for an order without lanes."""
-    rsqrt_function = rsqrt.load_compiled()
     sum_rows = _sum_in_order if squares == Sequential() else _sum_by_schedule(squares)
 
     @jit
-    def statistics(
-        together: Any, count: int, epsilon: float, lanes: int, subgroup: int, inv: Any
-    ) -> None:
+    def statistics(together: Any, count: int, how: How, inv: Any) -> None:
         sum_rows(together, count, inv)
         for row in range(count):
-            mean = inv[row] / numba.float32(together[row].size)
-            inv[row] = rsqrt_function(mean + numba.float32(epsilon))
+            inv[row] = inverse(inv[row], how.mean_by, how.epsilon)
 
     return statistics
 

@@ -11,6 +11,8 @@ import numpy as np
 from refkern.arithmetic import Sigmoid, Silu
 from refkern.elementary import RSQRT, RSQRT_TWO_ROUNDINGS, Function, fma
 from refkern.errors import InvalidInput
+from refkern.hardware.sm90.special_functions import EXPF, RSQRT_APPROX
+from refkern.hardware.sm90.torch_rows import torch_mean_factor, torch_row_order
 from refkern.op import Call
 from refkern.recipe import Recipe
 from refkern.schedules import Exact, Lanes, Schedule, Sequential
@@ -23,6 +25,8 @@ STABLE_SILU = Silu("product", Sigmoid("stable"))
 class NormRecipe(Recipe):
     #: the order in which a row's squares are added
     squares: Schedule
+    #: the mean is the sum times this float32; None: the sum divided by C
+    mean_factor: float | None = None
     #: 1 / sqrt(mean + epsilon)
     rsqrt: Function = RSQRT
     #: of the gate; activation "sigmoid" takes the sigmoid in it
@@ -207,6 +211,29 @@ HF_QWEN3_NEXT = NormRecipe(
     silu=Silu("quotient"),
     finish="cast-each",
 )
+
+
+def torch_cuda_rows(call: Call) -> NormRecipe:
+    """torch adds a row in an order that depends on how many rows there are."""
+    columns = call.scale.size
+    rows = call.x.size // columns
+    return replace(
+        HF_QWEN3_NEXT_SM90,
+        squares=torch_row_order(rows, columns, argument="scale"),
+        mean_factor=torch_mean_factor(rows, columns),
+        choose=None,
+    )
+
+
+HF_QWEN3_NEXT_SM90: NormRecipe = replace(
+    HF_QWEN3_NEXT,
+    name="hf-qwen3-next-sm90",
+    source="transformers Qwen3NextRMSNormGated with torch 2.11 on an NVIDIA H200",
+    silu=Silu("quotient", Sigmoid("plain", EXPF)),
+    rsqrt=RSQRT_APPROX,
+    batch_invariant=False,
+    choose=torch_cuda_rows,
+)
 RECIPES = (
     SUBGROUP_ROWS_VEC4,
     PACKED_ROWS_VEC4,
@@ -218,4 +245,5 @@ RECIPES = (
     ONNXRUNTIME_CPU,
     FLA,
     HF_QWEN3_NEXT,
+    HF_QWEN3_NEXT_SM90,
 )

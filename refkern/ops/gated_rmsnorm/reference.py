@@ -11,7 +11,8 @@ from refkern.ops.gated_rmsnorm.recipes import NormRecipe
 def reference(m: Any, call: Call, recipe: NormRecipe) -> None:
     """x, gate: any shape, taken as [rows, C]; scale: C elements.
 
-    The mean is a division by C, epsilon is added to it, and only then comes the root.
+    The mean is a division by C (torch on CUDA multiplies), epsilon is added to it, and only then
+    comes the root.
     """
     columns = call.scale.size
     shape = (call.x.size // columns, columns)
@@ -20,7 +21,10 @@ def reference(m: Any, call: Call, recipe: NormRecipe) -> None:
 
     sum_of_squares = m.stage("sum_of_squares", m.dot(x, x, recipe.squares))
 
-    mean = m.div(sum_of_squares, m.constant(columns))
+    if recipe.mean_factor is None:
+        mean = m.div(sum_of_squares, m.constant(columns))
+    else:
+        mean = m.mul(sum_of_squares, m.constant(recipe.mean_factor))
     inv = m.stage("inv", m.rsqrt(m.add(mean, m.constant(call.epsilon)), recipe.rsqrt))
 
     out = FINISHES[recipe.finish](m, call, recipe, x, inv[..., None], scale, gate)
