@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+
 from refkern.goldens.backends import Backend, Computed, Unavailable
 
 #: numpy dtype -> name of the element type in onnx.TensorProto
