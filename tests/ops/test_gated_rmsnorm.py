@@ -259,7 +259,7 @@ def test_kernel_on_any_bit_pattern(recipe: str, dtype: np.dtype) -> None:
             assert (codes(out)[is_nan(out)] == format_of(dtype).nan).all()
 
 
-@pytest.mark.parametrize("dtype", (F32, F16), ids=str)
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
 def test_strides(dtype: np.dtype) -> None:
     """Any view gives what a contiguous copy gives, and what lies between its elements is unread."""
     buffer = random_floats(dtype, (9, 3, 40), 1)
@@ -304,7 +304,7 @@ def test_out() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["webgpu-subgroup-wide-rows-vec4", "onnxruntime-cpu", "fla"])
-@pytest.mark.parametrize("dtype", (F32, F16), ids=str)
+@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
 def test_any_number_of_threads(recipe: str, dtype: np.dtype) -> None:
     """Many rows, and one row wide enough to be shared among threads."""
     before = get_num_threads()

@@ -73,7 +73,7 @@ class Rounding(Bits):
         super().__init__()
         self.dtype, self.rounded = call.x.dtype, rounded
 
-    def stage(self, name: str, value: np.ndarray) -> np.ndarray:
+    def stage(self, name: str, value: np.ndarray, unrounded: Any = None) -> np.ndarray:
         return super().stage(name, rounded_to(self.dtype, value) if name == self.rounded else value)
 
 
@@ -132,10 +132,10 @@ class MeanByReciprocal(Bits):
 class FirstRowStatistics(Bits):
     """Uses the first row's statistics for all rows."""
 
-    def stage(self, name: str, value: np.ndarray) -> np.ndarray:
+    def stage(self, name: str, value: np.ndarray, unrounded: Any = None) -> np.ndarray:
         if name == "inv" and value.size:
             value = np.broadcast_to(value[:1], value.shape)
-        return super().stage(name, value)
+        return super().stage(name, value, unrounded)
 
 
 class NeighbourRows(Bits):
@@ -349,8 +349,9 @@ def scale_in_fortran_order(call: Call) -> Call:
 def through_bfloat16(call: Call) -> Call:
     if call.x.dtype != np.float32:
         return call
-    narrowed = {name: rounded_to("bfloat16", array) for name, array in call.inputs.items()}
-    return with_inputs(call, **narrowed)
+    return with_inputs(
+        call, **{name: rounded_to("bfloat16", getattr(call, name)) for name in call.inputs}
+    )
 
 
 def other_activation(call: Call) -> Call:
