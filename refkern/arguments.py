@@ -80,11 +80,12 @@ def floats(
     value: Any,
     formats: Iterable[Format],
     *,
-    axes: str,
+    axes: str | None = None,
     shape: Sequence[int | None] | None = None,
 ) -> np.ndarray:
     """An array in one of ``formats``, of the rank that ``axes`` spells, e.g. "rows, width".
 
+    axes: None where any rank is taken.
     shape: the size of each axis where it is fixed, None where it is free.
     """
     array = as_array(name, value)
@@ -93,7 +94,7 @@ def floats(
         raise InvalidInput(
             name, f"dtype {array.dtype}", f"allowed are {', '.join(map(str, allowed))}"
         )
-    return of_shape(name, array, axes=axes, shape=shape)
+    return array if axes is None else of_shape(name, array, axes=axes, shape=shape)
 
 
 def of_shape(

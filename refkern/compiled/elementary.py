@@ -38,8 +38,22 @@ def exp_float64(x: Any) -> Any:
 
 @jit
 def exp(x: Any) -> Any:
-    """Correctly rounded float32 exp."""
-    return numba.float32(exp_float64(x))
+    """Correctly rounded float32 exp.
+
+    As `exp_float64`, with fma: a third faster, other float64 bits, and the same float32 ones on
+    all 2^32 inputs (tests/exhaustive/exp.py).
+    """
+    wide = numba.float64(x)
+    wide = LOWEST if wide < LOWEST else wide
+    wide = HIGHEST if wide > HIGHEST else wide
+    shifted = fma(wide, LOG2_E, ROUND_TO_INTEGER)
+    k = shifted - ROUND_TO_INTEGER
+    r = fma(k, -LN2_LOW, fma(k, -LN2_HIGH, wide))
+    q = fma(fma(fma(fma(C13, r, C12), r, C11), r, C10), r, C9)
+    q = fma(fma(fma(fma(q, r, C8), r, C7), r, C6), r, C5)
+    q = fma(fma(fma(q, r, C4), r, C3), r, C2)
+    fraction = 1.0 + fma(r * r, q, r)
+    return numba.float32(fraction * bits_float64((float64_bits(shifted) + 1023) << 52))
 
 
 CPU_LOWEST, CPU_HIGHEST = reference.MODULAR_CPU_LOWEST, reference.MODULAR_CPU_HIGHEST

@@ -94,11 +94,7 @@ def _lanes(schedule: schedules.Lanes) -> Any:
     fold = _fold(components, 1, schedule.fold)
     subgroup = schedule.subgroup or lanes
     groups = lanes // subgroup
-    combine = {
-        "descending": _combine_descending,
-        "ascending": _combine_ascending,
-        "sequential": _combine_sequential,
-    }[schedule.combine]
+    combine = combining(schedule.combine)
 
     @jit
     def run(a: Any, b: Any, n: int, sums: Any) -> Any:
@@ -206,6 +202,15 @@ def _fold(count: int, to: int, order: str) -> Any:
         return total
 
     return halve if order == "halving" else in_order
+
+
+def combining(order: str) -> Any:
+    """jitted (sums, at, count): lanes' sums added up in place, in the order `Lanes` names."""
+    return {
+        "descending": _combine_descending,
+        "ascending": _combine_ascending,
+        "sequential": _combine_sequential,
+    }[order]
 
 
 @jit

@@ -1,0 +1,1 @@
+"""Normalise, scale, then gate: ONNX Runtime's com.microsoft.GatedRMSNorm."""
