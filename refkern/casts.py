@@ -40,13 +40,14 @@ def cast(x, dtype, *, saturate: bool = False, rounding: str = "nearest-even") ->
         raise InvalidInput(
             "rounding", repr(rounding), f"{target} allows {', '.join(map(repr, allowed))}"
         )
-    source = _float_source(np.asarray(x))
+    values = np.asarray(x)
+    source = _float_source(values)
     if target.scale_only:
         return from_codes(_scale_codes(source, rounding, saturate), target)
+    if target is FLOAT64:
+        return _to_float64(values, saturate)
     if source.dtype == target.dtype and not saturate:
         return _canonical_payload(source, target)
-    if target is FLOAT64:
-        return _canonical_payload(source.astype(np.float64), target)
     return from_codes(_round(source, target, saturate), target)
 
 
@@ -101,11 +102,26 @@ def _float_source(x: np.ndarray) -> np.ndarray:
         return x.astype(fmt.dtype, copy=False)  # the same type in the machine's byte order
     if fmt is not None:
         return widen(x.astype(fmt.dtype, copy=False))
-    if x.dtype == np.bool_ or np.issubdtype(x.dtype, np.integer):
+    if x.dtype.kind in "biu":
         return _integer_to_odd_float64(x)
     if x.dtype == np.longdouble:
-        return _to_odd(x.astype(np.float64), x)
+        with np.errstate(all="ignore"):
+            nearest = x.astype(np.float64)
+        return _to_odd(nearest, x)
     raise InvalidInput("x", x.dtype, "allowed are real numbers: floats, integers and bool")
+
+
+def _to_float64(x: np.ndarray, saturate: bool) -> np.ndarray:
+    """``x``, of a type that `_float_source` allows, rounded once to float64."""
+    narrow = find_format(x.dtype)
+    if narrow is not None and narrow.exact_in_float32:
+        x = widen(x.astype(narrow.dtype, copy=False))
+    with np.errstate(all="ignore"):  # an overflowing longdouble
+        value = x.astype(np.float64)  # exact, or the machine's one rounding to nearest
+    if saturate:
+        most = np.finfo(np.float64).max
+        value = np.clip(value, -most, most)
+    return _canonical_payload(value, FLOAT64)
 
 
 def _integer_to_odd_float64(x: np.ndarray) -> np.ndarray:

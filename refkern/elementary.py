@@ -69,7 +69,7 @@ LOG2_E = float.fromhex("0x1.71547652b82fep+0")
 #: ln 2 in two parts; the first ends in 20 zero bits, so its product with |k| < 2^20 is exact
 LN2_HIGH = float.fromhex("0x1.62e42fef00000p-1")
 LN2_LOW = float.fromhex("0x1.473de6af278edp-34")
-#: 1/k! for k = 2 .. 13: on |r| <= ln 2 / 2 what is left out is below 2^-58 of exp(r)
+#: 1/k! for k = 2 .. 13: on |r| <= ln 2 / 2 what is left out is below 2^-57 of exp(r)
 EXP_COEFFICIENTS = tuple(
     float.fromhex(c)
     for c in (

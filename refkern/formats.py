@@ -93,9 +93,11 @@ def find_format(dtype: object) -> Format | None:
         return dtype
     if isinstance(dtype, str) and dtype in FORMATS:
         return FORMATS[dtype]
+    if dtype is None:  # np.dtype(None) would be float64
+        return None
     try:
         return _BY_DTYPE.get(np.dtype(dtype).newbyteorder("="))  # type: ignore[call-overload]
-    except TypeError:
+    except (SyntaxError, TypeError, ValueError):
         return None
 
 

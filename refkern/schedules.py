@@ -75,6 +75,19 @@ class Lanes:
     subgroup: int | None = None
     scalar_tail: bool = False
 
+    def __post_init__(self) -> None:
+        subgroup = self.lanes if self.subgroup is None else self.subgroup
+        halved = [self.vector, self.components] if self.fold == "halving" else []
+        if self.combine != "sequential":
+            halved.append(subgroup)
+        if min(self.lanes, self.vector, self.components, subgroup) < 1 or self.lanes % subgroup:
+            raise ValueError(f"{self}: counts are positive, and subgroups fill the lanes")
+        if any(count & (count - 1) for count in halved):
+            raise ValueError(f"{self}: what is halved is a power of two")
+        some = self.components if self.fold == "halving" and self.components < self.vector else 1
+        if self.components not in (some, self.vector):
+            raise ValueError(f"{self}: a vector cannot be folded to that many components")
+
     def replay(self, a: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
         n = a.shape[-1]
         strip = self.lanes * self.vector
@@ -108,7 +121,7 @@ class Lanes:
     def _add_vectors(self, sums: np.ndarray, a: np.ndarray, b: np.ndarray | None) -> np.ndarray:
         if self.components == self.vector:
             return _accumulate(sums, a, b, self.fused)
-        if self.fused and b is not None:
+        if self.fused and b is not None and self.fold == "halving":
             half = self.vector // 2
             terms = fma(a[..., :half], b[..., :half], a[..., half:] * b[..., half:])
         else:
@@ -142,7 +155,7 @@ class Pairwise:
         size = 1 << max(a.shape[-1] - 1, 0).bit_length()
         padded = np.zeros((*terms.shape[:-1], size), np.float32)
         padded[..., : a.shape[-1]] = terms
-        return _combine_lanes(padded, "ascending")
+        return _combine_lanes(padded, "ascending") + np.float32(0)  # no sum is -0
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import os
+import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from refkern.errors import InvalidInput
 
@@ -49,26 +51,58 @@ class _Pool:
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
 
-    def submit(self, work: Callable[[], None]) -> Future[None] | None:
-        """Run ``work`` in a worker; None if the interpreter is shutting down."""
+    def submit(self, work: Callable[[], None]) -> None:
+        """Have a worker run ``work`` at some time, or never if the interpreter is shutting down."""
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(available_threads(), "refkern")
             with contextlib.suppress(RuntimeError):
-                return self._executor.submit(work)
-        return None
+                self._executor.submit(work)
+
+
+class _CompilerAtFork:
+    """numba's compiler lock, held over a fork.
+
+    A thread that compiles holds it; a child forked meanwhile would have no such thread, and its
+    own first compilation would wait for ever.  So a fork waits until nobody compiles.
+    """
+
+    def __init__(self) -> None:
+        self._held = threading.local()
+
+    def take(self) -> None:
+        module = sys.modules.get("numba.core.compiler_lock")
+        lock = getattr(module, "global_compiler_lock", None)  # None where numba is not loaded
+        if lock is not None:
+            lock.acquire()
+        self._held.lock = lock
+
+    def release(self) -> None:
+        if self._held.lock is not None:
+            self._held.lock.release()
 
 
 _pool = _Pool()
+_compiler = _CompilerAtFork()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.reset)
+    os.register_at_fork(
+        before=_compiler.take,
+        after_in_parent=_compiler.release,
+        after_in_child=_compiler.release,
+    )
 
 
 def set_num_threads(n: int) -> None:
     """Use at most ``n`` threads in every launch from now on, from 1 to the available cores."""
-    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= available_threads():
-        raise InvalidInput("threads", repr(n), f"1 to {available_threads()} are available here")
-    _pool.limit = n
+    most = available_threads()
+    try:
+        number = 0 if isinstance(n, bool) else operator.index(n)
+    except TypeError:
+        number = 0
+    if not 1 <= number <= most:
+        raise InvalidInput("n", repr(n), f"threads are available here from 1 to {most}")
+    _pool.limit = number
 
 
 def get_num_threads() -> int:
@@ -93,17 +127,54 @@ def launch(block: Callable[[int, int], None], count: int, nanoseconds_each: floa
         while (first := next(starts)) < count:
             block(first, min(first + size, count))
 
-    helpers = [_pool.submit(work) for _ in range(threads - 1)]
+    helpers = [_Helper(work) for _ in range(threads - 1)]
+    interrupt = None
     try:
+        for helper in helpers:
+            _pool.submit(helper)
         work()
     finally:
         # Also when interrupted: nobody may still write into `out` after this returns.
-        next_after_end = count
-        while next(starts) < next_after_end:
-            pass
-        results = [h for h in helpers if h is not None and not h.cancel()]
-        for helper in results:
-            with contextlib.suppress(BaseException):
-                helper.exception()
-    for helper in results:
-        helper.result()
+        interrupt = _finish(starts, count, helpers)
+    for error in [interrupt, *(helper.error for helper in helpers)]:
+        if error is not None:
+            raise error
+
+
+class _Helper:
+    """The part of a launch that another thread may take."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work = work
+        #: held while blocks are computed
+        self.busy = threading.Lock()
+        self.error: BaseException | None = None
+
+    def __call__(self) -> None:
+        with self.busy:
+            try:
+                self.work()
+            except BaseException as error:
+                self.error = error
+
+
+def _finish(
+    starts: Iterator[int], count: int, helpers: Sequence[_Helper]
+) -> KeyboardInterrupt | None:
+    """Leave no block to take, and wait until none is being computed, whatever interrupts.
+
+    A helper that starts later than this finds nothing to do.  Returns an interrupt that came
+    meanwhile.
+    """
+    interrupt = None
+    while True:
+        try:
+            while next(starts) < count:
+                pass
+            for helper in helpers:
+                with helper.busy:
+                    pass
+        except KeyboardInterrupt as another:
+            interrupt = another
+        else:
+            return interrupt

@@ -38,8 +38,9 @@ def ulp_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """
     if a.dtype != b.dtype:
         raise TypeError(f"one format is needed, got {a.dtype} and {b.dtype}")
+    place_a, place_b = ordered(a), ordered(b)
     with np.errstate(over="ignore"):
-        distance = np.abs(ordered(a) - ordered(b))
-    distance = np.where(distance < 0, np.iinfo(np.int64).max, distance)
+        distance = np.maximum(place_a, place_b) - np.minimum(place_a, place_b)
+    distance = np.where(distance < 0, np.iinfo(np.int64).max, distance)  # it wrapped around
     nan_a, nan_b = is_nan(a), is_nan(b)
     return np.where(nan_a & nan_b, 0, np.where(nan_a | nan_b, NO_DISTANCE, distance))

@@ -68,8 +68,10 @@ def narrow(source: Format, target: Format, saturate: bool = False, canonical: bo
     canonical: a NaN becomes the positive canonical one, as in every stage and output; otherwise it
     keeps its sign, as in `refkern.cast`.
     """
+    if target.scale_only or target.bits > source.bits:
+        raise TypeError(f"no narrow from {source} to {target}; for scales there is narrow_scale")
     if target is FLOAT32 and source is FLOAT32:
-        return _same(canonical)
+        return _same(saturate, canonical)
     if target.bias == source.bias:
         return _narrow_same_exponents(source, target, saturate, canonical)
     word, read = (numba.uint32, float32_bits) if source is FLOAT32 else (numba.uint64, float64_bits)
@@ -139,13 +141,48 @@ def _narrow_same_exponents(source: Format, target: Format, saturate: bool, canon
     return narrow
 
 
-def _same(canonical: bool) -> Any:
+def _same(saturate: bool, canonical: bool) -> Any:
     nan = numba.uint32(FLOAT32.nan)
     sign = numba.uint32(FLOAT32.sign if not canonical else 0)
+    most = np.finfo(np.float32).max if saturate else np.float32(np.inf)
 
     @jit
     def same(value: Any) -> Any:
-        bits = float32_bits(value)
-        return (bits & sign) | nan if value != value else bits
+        if value != value:
+            return (float32_bits(value) & sign) | nan
+        return float32_bits(max(min(value, most), -most))
 
     return same
+
+
+@cache
+def narrow_scale(source: Format, rounding: str, saturate: bool = False) -> Any:
+    """float32 or float64 -> byte of float8_e8m0fnu, as `refkern.cast` defines it."""
+    word, read = (numba.uint32, float32_bits) if source is FLOAT32 else (numba.uint64, float64_bits)
+    sign, special = word(source.sign), word(source.infinity or 0)
+    mantissa, hidden = word(source.mantissa_bits), word(1 << source.mantissa_bits)
+    half = word(1 << source.mantissa_bits - 1)
+    rebias = numba.int64(FLOAT8_E8M0FNU.bias - source.bias)
+    #: the least fraction that rounds up; none does where it is the hidden bit
+    threshold = {"up": word(1), "nearest": half, "down": hidden}[rounding]
+    zero_byte = numba.uint8(0 if saturate else 255)
+    largest_byte = numba.uint8(254 if saturate else 255)
+    shared_exponents = source.bias == FLOAT8_E8M0FNU.bias
+
+    @jit
+    def narrow(value: Any) -> Any:
+        bits = word(read(value))
+        if bits & ~sign == 0:
+            return zero_byte
+        if bits > special:  # negative or NaN
+            return numba.uint8(255)
+        field, fraction = bits >> mantissa, bits & (hidden - word(1))
+        if shared_exponents and field == 0:
+            # Byte 0 is 2^-127, half of the smallest normal float32: a fraction of one half.
+            fraction = word((fraction - half) << word(1)) if fraction > half else word(0)
+        byte = numba.int64(field) + rebias
+        if fraction >= threshold:
+            byte += 1
+        return largest_byte if byte > 254 else numba.uint8(max(byte, 0))
+
+    return narrow

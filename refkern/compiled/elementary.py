@@ -19,8 +19,8 @@ ROUND_TO_INTEGER = 1.5 * 2.0**52
 
 
 @jit
-def exp(x: Any) -> Any:
-    """Correctly rounded float32 exp; no branch, so that loops over it vectorise."""
+def exp_float64(x: Any) -> Any:
+    """exp of a float32 as float64, within 2^-52; no branch, so that loops over it vectorise."""
     wide = numba.float64(x)
     # A NaN fails both comparisons and goes through.
     wide = LOWEST if wide < LOWEST else wide
@@ -33,7 +33,13 @@ def exp(x: Any) -> Any:
     fraction = 1.0 + (r + (r * r) * q)
     # 2^k in the exponent field; for a NaN it is garbage, and NaN times garbage is NaN.
     scale = bits_float64((float64_bits(shifted) + 1023) << 52)
-    return numba.float32(fraction * scale)
+    return fraction * scale
+
+
+@jit
+def exp(x: Any) -> Any:
+    """Correctly rounded float32 exp."""
+    return numba.float32(exp_float64(x))
 
 
 CPU_LOWEST, CPU_HIGHEST = reference.MODULAR_CPU_LOWEST, reference.MODULAR_CPU_HIGHEST

@@ -136,19 +136,18 @@ def _add_vector(schedule: schedules.Lanes) -> Any:
 
         return add_each
 
-    if components != 1:
-        raise NotImplementedError("a vector is folded to one number or not at all")
-    fold = _fold_products(vector, schedule.fold, fused)
+    fold = _fold_products(vector, components, schedule.fold, fused)
 
     @jit
     def add_folded(a: Any, b: Any, start: int, sums: Any, at: int) -> None:
-        sums[at] += fold(a, b, start)
+        for i in range(components):
+            sums[at + i] += fold(a, b, start + i)
 
     return add_folded
 
 
-def _fold_products(vector: int, order: str, fused: bool) -> Any:
-    """jitted (a, b, start): the products of one vector added up, as a tree of calls."""
+def _fold_products(vector: int, components: int, order: str, fused: bool) -> Any:
+    """jitted (a, b, start): every ``components``-th product of one vector, as a tree of calls."""
     if order == "sequential":
 
         @jit
@@ -168,7 +167,7 @@ def _fold_products(vector: int, order: str, fused: bool) -> Any:
         return fma(a[low], b[low], upper) if fused else a[low] * b[low] + upper
 
     node, distance = first_halving, half
-    while distance > 1:
+    while distance > components:
         distance //= 2
         node = _halving(node, distance)
     return node
@@ -270,7 +269,9 @@ def _is_decided(total: float, size: float, n: int) -> bool:
     sum of the magnitudes; twice that also covers the rounding of ``size`` itself.
     """
     margin = numba.float64(n) * 2.0**-52 * size
-    return numba.float32(total - margin) == numba.float32(total + margin)
+    low, high = numba.float32(total - margin), numba.float32(total + margin)
+    # Zeros compare as equal, but a sum that rounds to zero has the sign of the exact sum.
+    return low == high and (low != ZERO or size == 0.0)
 
 
 #: 32-bit limbs from 2^-1088 up, enough for every float64, with room above for carries
@@ -321,15 +322,16 @@ def _round_limbs(limbs: Any) -> Any:
         top -= 1
     if limbs[top] == 0:
         return ZERO
-    # The upper bits, and in the last of them whether anything is below: rounding to odd.
-    head = limbs[top] << 20
-    if top > 0:
-        head |= limbs[top - 1] >> 12
-        rest = limbs[top - 1] & 4095
-        for i in range(top - 1):
-            rest |= limbs[i]
-        if rest:
-            head |= 1
-    exponent = top * LIMB_BITS + LOWEST_BIT - 20
+    # The upper 32 to 63 bits; the last of them also says whether anything is below: rounding to
+    # odd.  A float64 holds 53, so of more the lowest ten go the same way.
+    head = (limbs[top] << 31) | (limbs[top - 1] >> 1)
+    rest = limbs[top - 1] & 1
+    for i in range(top - 1):
+        rest |= limbs[i]
+    if rest:
+        head |= 1
+    if head >> 53:
+        head = (head & ~1023) | (1024 if head & 1023 else 0)
+    exponent = (top - 1) * LIMB_BITS + LOWEST_BIT + 1
     value = numba.float64(head) * bits_float64((exponent + 1023) << 52)
     return numba.float32(-value if negative else value)
