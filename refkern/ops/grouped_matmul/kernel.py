@@ -25,6 +25,9 @@ from refkern.schedules import Schedule
 from refkern.threads import launch
 
 ZERO = np.float32(0)
+#: an index that numba takes as it is; a signed one is tested for being negative, which keeps a
+#: loop from being vectorised
+index = numba.uint64
 #: lanes of a simdgroup, neighbours that a lane takes, and what all of them take in a step
 LANES, VECTOR = 32, 8
 STEP = LANES * VECTOR
@@ -171,7 +174,7 @@ def _load_in_order(source: Format) -> Any:
     @jit
     def load(row: Any, at: int, k: int, steps: int, to: Any, to_at: int) -> None:
         for i in range(k):
-            to[to_at + i] = widen(row[at + i])
+            to[index(to_at + i)] = widen(row[index(at + i)])
 
     return load
 
@@ -186,9 +189,11 @@ def _load_by_position(source: Format) -> Any:
             read, write = at + step * STEP, to_at + step * STEP
             for i in range(VECTOR):
                 for lane in range(LANES):
-                    to[write + i * LANES + lane] = widen(row[read + lane * VECTOR + i])
+                    to[index(write + i * LANES + lane)] = widen(
+                        row[index(read + lane * VECTOR + i)]
+                    )
         for i in range(steps * STEP, k):
-            to[to_at + i] = widen(row[at + i])
+            to[index(to_at + i)] = widen(row[index(at + i)])
 
     return load
 
@@ -206,17 +211,17 @@ def _add_in_order(source: Format) -> Any:
             r2, x2 = r1 + STEP, x1 + STEP
             r3, x3 = r2 + STEP, x2 + STEP
             for i in range(STEP):
-                total = lanes[at + i]
-                total += widen(b[r0 + i]) * x[x0 + i]
-                total += widen(b[r1 + i]) * x[x1 + i]
-                total += widen(b[r2 + i]) * x[x2 + i]
-                total += widen(b[r3 + i]) * x[x3 + i]
-                lanes[at + i] = total
+                total = lanes[index(at + i)]
+                total += widen(b[index(r0 + i)]) * x[index(x0 + i)]
+                total += widen(b[index(r1 + i)]) * x[index(x1 + i)]
+                total += widen(b[index(r2 + i)]) * x[index(x2 + i)]
+                total += widen(b[index(r3 + i)]) * x[index(x3 + i)]
+                lanes[index(at + i)] = total
             step += 4
         while step < steps:
             r0, x0 = row + step * STEP, x_at + step * STEP
             for i in range(STEP):
-                lanes[at + i] += widen(b[r0 + i]) * x[x0 + i]
+                lanes[index(at + i)] += widen(b[index(r0 + i)]) * x[index(x0 + i)]
             step += 1
 
     return add
@@ -233,19 +238,20 @@ def _add_halved(accumulators: int) -> Any:
             r, c = step * STEP, x_at + step * STEP
             for lane in range(LANES):
                 even = (
-                    w[r + lane] * x[c + lane] + w[r + 4 * LANES + lane] * x[c + 4 * LANES + lane]
+                    w[index(r + lane)] * x[index(c + lane)]
+                    + w[index(r + 4 * LANES + lane)] * x[index(c + 4 * LANES + lane)]
                 ) + (
-                    w[r + 2 * LANES + lane] * x[c + 2 * LANES + lane]
-                    + w[r + 6 * LANES + lane] * x[c + 6 * LANES + lane]
+                    w[index(r + 2 * LANES + lane)] * x[index(c + 2 * LANES + lane)]
+                    + w[index(r + 6 * LANES + lane)] * x[index(c + 6 * LANES + lane)]
                 )
                 odd = (
-                    w[r + LANES + lane] * x[c + LANES + lane]
-                    + w[r + 5 * LANES + lane] * x[c + 5 * LANES + lane]
+                    w[index(r + LANES + lane)] * x[index(c + LANES + lane)]
+                    + w[index(r + 5 * LANES + lane)] * x[index(c + 5 * LANES + lane)]
                 ) + (
-                    w[r + 3 * LANES + lane] * x[c + 3 * LANES + lane]
-                    + w[r + 7 * LANES + lane] * x[c + 7 * LANES + lane]
+                    w[index(r + 3 * LANES + lane)] * x[index(c + 3 * LANES + lane)]
+                    + w[index(r + 7 * LANES + lane)] * x[index(c + 7 * LANES + lane)]
                 )
-                lanes[at + lane] += even + odd  # fmt: skip
+                lanes[index(at + lane)] += even + odd  # fmt: skip
 
     @jit
     def add_two(
@@ -254,10 +260,10 @@ def _add_halved(accumulators: int) -> Any:
         for step in range(steps):
             r, c = step * STEP, x_at + step * STEP
             for i in range(2 * LANES):
-                lanes[at + i] += (w[r + i] * x[c + i]
-                                  + w[r + 4 * LANES + i] * x[c + 4 * LANES + i]) + (
-                                  w[r + 2 * LANES + i] * x[c + 2 * LANES + i]
-                                  + w[r + 6 * LANES + i] * x[c + 6 * LANES + i])  # fmt: skip
+                lanes[index(at + i)] += (w[index(r + i)] * x[index(c + i)]
+                                  + w[index(r + 4 * LANES + i)] * x[index(c + 4 * LANES + i)]) + (
+                                  w[index(r + 2 * LANES + i)] * x[index(c + 2 * LANES + i)]
+                                  + w[index(r + 6 * LANES + i)] * x[index(c + 6 * LANES + i)])  # fmt: skip
 
     return {1: add_one, 2: add_two}[accumulators]
 
@@ -267,10 +273,12 @@ def _finish_in_order(lanes: Any, at: int) -> Any:
     """Each lane's eight accumulators halved, then the lanes."""
     for lane in range(LANES):
         c = at + lane * VECTOR
-        even = (lanes[c] + lanes[c + 4]) + (lanes[c + 2] + lanes[c + 6])
-        odd = (lanes[c + 1] + lanes[c + 5]) + (lanes[c + 3] + lanes[c + 7])
+        even = (lanes[index(c)] + lanes[index(c + 4)]) + (lanes[index(c + 2)] + lanes[index(c + 6)])
+        odd = (lanes[index(c + 1)] + lanes[index(c + 5)]) + (
+            lanes[index(c + 3)] + lanes[index(c + 7)]
+        )
         # Behind this lane's own accumulators nothing is read any more.
-        lanes[at + lane] = even + odd
+        lanes[index(at + lane)] = even + odd
     return _butterfly(lanes, at)
 
 
@@ -281,7 +289,7 @@ def _finish_by_position(accumulators: int) -> Any:
     @jit
     def finish(lanes: Any, at: int) -> Any:
         for lane in range(LANES):
-            lanes[at + lane] += lanes[at + LANES + lane]
+            lanes[index(at + lane)] += lanes[index(at + LANES + lane)]
         return _butterfly(lanes, at)
 
     return finish
@@ -291,11 +299,11 @@ def _finish_by_position(accumulators: int) -> Any:
 def _butterfly(lanes: Any, at: int) -> Any:
     """The XOR butterfly 16, 8, 4, 2, 1 over 32 lanes, as lane 0 sees it."""
     for i in range(16):
-        lanes[at + i] += lanes[at + 16 + i]
+        lanes[index(at + i)] += lanes[index(at + 16 + i)]
     for i in range(8):
-        lanes[at + i] += lanes[at + 8 + i]
+        lanes[index(at + i)] += lanes[index(at + 8 + i)]
     for i in range(4):
-        lanes[at + i] += lanes[at + 4 + i]
+        lanes[index(at + i)] += lanes[index(at + 4 + i)]
     return (lanes[at] + lanes[at + 2]) + (lanes[at + 1] + lanes[at + 3])
 
 
@@ -399,12 +407,12 @@ def _compile_tiles(order: Schedule, source: Format, target: Format) -> Any:
                 for n in range(wanted):
                     at = b0 + n * row_stride + k0
                     for i in range(valid):
-                        strip_b[place[i] * TILE + n] = widen(b[at + i])
+                        strip_b[index(place[i] * TILE + n)] = widen(b[index(at + i)])
                 largest_b, quantum_b = extent(b, b0 + k0, row_stride, wanted, valid)
                 for r in range(rows):
                     at = (row0 + r) * a_stride + k0
                     for i in range(valid):
-                        strip_a[r * STRIP + place[i]] = widen(a[at + i])
+                        strip_a[index(r * STRIP + place[i])] = widen(a[index(at + i)])
                     largest_a, quantum_a = extent(a, at, 0, 1, valid)
                     largest = largest_a * largest_b
                     size[r] += largest
@@ -441,7 +449,7 @@ def _extent(source: Format) -> Any:
         for row in range(rows):
             start = at + row * stride
             for i in range(k):
-                code = numba.uint16(x[start + i] & magnitude)
+                code = numba.uint16(x[index(start + i)] & magnitude)
                 largest = max(largest, code)
                 smallest = min(smallest, numba.uint16(code - one))  # a zero becomes the largest
         if largest == 0:
@@ -468,24 +476,24 @@ def _chain(source: Format, positions: tuple[int, ...], padding: np.float32) -> A
             a12, a13, a14, a15 = a[i + 12], a[i + 13], a[i + 14], a[i + 15]
             for n in range(TILE):
                 c = j + n
-                s = total[to + n]
-                s = fma(a0, b[c], s)
-                s = fma(a1, b[c + TILE], s)
-                s = fma(a2, b[c + 2 * TILE], s)
-                s = fma(a3, b[c + 3 * TILE], s)
-                s = fma(a4, b[c + 4 * TILE], s)
-                s = fma(a5, b[c + 5 * TILE], s)
-                s = fma(a6, b[c + 6 * TILE], s)
-                s = fma(a7, b[c + 7 * TILE], s)
-                s = fma(a8, b[c + 8 * TILE], s)
-                s = fma(a9, b[c + 9 * TILE], s)
-                s = fma(a10, b[c + 10 * TILE], s)
-                s = fma(a11, b[c + 11 * TILE], s)
-                s = fma(a12, b[c + 12 * TILE], s)
-                s = fma(a13, b[c + 13 * TILE], s)
-                s = fma(a14, b[c + 14 * TILE], s)
-                s = fma(a15, b[c + 15 * TILE], s)
-                total[to + n] = s
+                s = total[index(to + n)]
+                s = fma(a0, b[index(c)], s)
+                s = fma(a1, b[index(c + TILE)], s)
+                s = fma(a2, b[index(c + 2 * TILE)], s)
+                s = fma(a3, b[index(c + 3 * TILE)], s)
+                s = fma(a4, b[index(c + 4 * TILE)], s)
+                s = fma(a5, b[index(c + 5 * TILE)], s)
+                s = fma(a6, b[index(c + 6 * TILE)], s)
+                s = fma(a7, b[index(c + 7 * TILE)], s)
+                s = fma(a8, b[index(c + 8 * TILE)], s)
+                s = fma(a9, b[index(c + 9 * TILE)], s)
+                s = fma(a10, b[index(c + 10 * TILE)], s)
+                s = fma(a11, b[index(c + 11 * TILE)], s)
+                s = fma(a12, b[index(c + 12 * TILE)], s)
+                s = fma(a13, b[index(c + 13 * TILE)], s)
+                s = fma(a14, b[index(c + 14 * TILE)], s)
+                s = fma(a15, b[index(c + 15 * TILE)], s)
+                total[index(to + n)] = s
 
     return False, positions, padding, add_strip, _as_it_is
 
@@ -500,7 +508,9 @@ def _tree(source: Format) -> Any:
 
     @jit
     def four(a0: Any, a1: Any, a2: Any, a3: Any, b: Any, c: int) -> Any:
-        return (a0 * b[c] + a1 * b[c + TILE]) + (a2 * b[c + 2 * TILE] + a3 * b[c + 3 * TILE])
+        return (a0 * b[index(c)] + a1 * b[index(c + TILE)]) + (
+            a2 * b[index(c + 2 * TILE)] + a3 * b[index(c + 3 * TILE)]
+        )
 
     @jit
     def add_strip(
@@ -518,7 +528,7 @@ def _tree(source: Format) -> Any:
                 high = four(a8, a9, a10, a11, b, c + 8 * TILE) + four(
                     a12, a13, a14, a15, b, c + 12 * TILE
                 )
-                total[to + n] += low + high
+                total[index(to + n)] += low + high
 
     return False, STRIP_ORDER, ZERO, add_strip, _as_it_is
 
@@ -529,22 +539,22 @@ def _sixteen(
     a10: Any, a11: Any, a12: Any, a13: Any, a14: Any, a15: Any, b: Any, c: int, s: Any,
 ) -> Any:  # fmt: skip
     """s and 16 products, by fma in float64."""
-    s = fma(a0, b[c], s)
-    s = fma(a1, b[c + TILE], s)
-    s = fma(a2, b[c + 2 * TILE], s)
-    s = fma(a3, b[c + 3 * TILE], s)
-    s = fma(a4, b[c + 4 * TILE], s)
-    s = fma(a5, b[c + 5 * TILE], s)
-    s = fma(a6, b[c + 6 * TILE], s)
-    s = fma(a7, b[c + 7 * TILE], s)
-    s = fma(a8, b[c + 8 * TILE], s)
-    s = fma(a9, b[c + 9 * TILE], s)
-    s = fma(a10, b[c + 10 * TILE], s)
-    s = fma(a11, b[c + 11 * TILE], s)
-    s = fma(a12, b[c + 12 * TILE], s)
-    s = fma(a13, b[c + 13 * TILE], s)
-    s = fma(a14, b[c + 14 * TILE], s)
-    return fma(a15, b[c + 15 * TILE], s)
+    s = fma(a0, b[index(c)], s)
+    s = fma(a1, b[index(c + TILE)], s)
+    s = fma(a2, b[index(c + 2 * TILE)], s)
+    s = fma(a3, b[index(c + 3 * TILE)], s)
+    s = fma(a4, b[index(c + 4 * TILE)], s)
+    s = fma(a5, b[index(c + 5 * TILE)], s)
+    s = fma(a6, b[index(c + 6 * TILE)], s)
+    s = fma(a7, b[index(c + 7 * TILE)], s)
+    s = fma(a8, b[index(c + 8 * TILE)], s)
+    s = fma(a9, b[index(c + 9 * TILE)], s)
+    s = fma(a10, b[index(c + 10 * TILE)], s)
+    s = fma(a11, b[index(c + 11 * TILE)], s)
+    s = fma(a12, b[index(c + 12 * TILE)], s)
+    s = fma(a13, b[index(c + 13 * TILE)], s)
+    s = fma(a14, b[index(c + 14 * TILE)], s)
+    return fma(a15, b[index(c + 15 * TILE)], s)
 
 
 def _exact_mma(source: Format) -> Any:
@@ -576,7 +586,7 @@ def _exact_mma(source: Format) -> Any:
             a8, a9, a10, a11 = a[i + 8], a[i + 9], a[i + 10], a[i + 11]
             a12, a13, a14, a15 = a[i + 12], a[i + 13], a[i + 14], a[i + 15]
             for n in range(TILE):
-                before = total[to + n]
+                before = total[index(to + n)]
                 # The added +0 turns a -0 into +0, so that an exact sum of zero is +0.
                 s = _sixteen(
                     a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15,
@@ -584,7 +594,7 @@ def _exact_mma(source: Format) -> Any:
                 )  # fmt: skip
                 size = abs(before)
                 proven = (size <= high) & ((size >= low) | (size == 0.0))
-                total[to + n] = numba.float64(numba.float32(s)) if proven else np.nan
+                total[index(to + n)] = numba.float64(numba.float32(s)) if proven else np.nan
 
     @jit
     def finish(value: float, size: float, a: Any, a_at: int, b: Any, b_at: int, k: int) -> Any:
@@ -626,9 +636,9 @@ def _exact(source: Format) -> Any:
             a8, a9, a10, a11 = a[i + 8], a[i + 9], a[i + 10], a[i + 11]
             a12, a13, a14, a15 = a[i + 12], a[i + 13], a[i + 14], a[i + 15]
             for n in range(TILE):
-                total[to + n] = _sixteen(
+                total[index(to + n)] = _sixteen(
                     a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15,
-                    b, j + n, total[to + n],
+                    b, j + n, total[index(to + n)],
                 )  # fmt: skip
 
     @jit
