@@ -15,7 +15,7 @@ import numpy as np
 
 from refkern import schedules
 from refkern.compiled import casts, sums
-from refkern.compiled.bits import fma, jit
+from refkern.compiled.bits import bits_float64, float64_bits, fma, jit
 from refkern.compiled.rows import flat_output, rows_of
 from refkern.formats import FLOAT32, Format, codes, format_of
 from refkern.op import Call
@@ -33,6 +33,7 @@ LANES, VECTOR = 32, 8
 STEP = LANES * VECTOR
 #: tokens of a group whose activations are held as float32 at a time
 TOKENS = 64
+EXPONENT_FIELD = 0x7FF0_0000_0000_0000
 #: rows and columns of a threadgroup's tile
 TILE = 64
 GEMV_NANOSECONDS_A_PRODUCT, TILE_NANOSECONDS_A_PRODUCT = 0.2, 0.15
@@ -231,27 +232,27 @@ def _add_halved(accumulators: int) -> Any:
     """jitted: a vector's eight products halved to one or two sums, which the lane adds."""
 
     @jit
+    def products(w: Any, w_at: int, x: Any, x_at: int) -> Any:
+        return w[index(w_at)] * x[index(x_at)]
+
+    @jit
+    def two_of_four(w: Any, w_at: int, x: Any, x_at: int) -> Any:
+        """Positions i, i + 4, i + 2 and i + 6 of a vector."""
+        near = products(w, w_at, x, x_at) + products(w, w_at + 4 * LANES, x, x_at + 4 * LANES)
+        w_at, x_at = w_at + 2 * LANES, x_at + 2 * LANES
+        far = products(w, w_at, x, x_at) + products(w, w_at + 4 * LANES, x, x_at + 4 * LANES)
+        return near + far
+
+    @jit
     def add_one(
         b: Any, row: int, w: Any, x: Any, x_at: int, steps: int, lanes: Any, at: int
     ) -> None:
         for step in range(steps):
             r, c = step * STEP, x_at + step * STEP
             for lane in range(LANES):
-                even = (
-                    w[index(r + lane)] * x[index(c + lane)]
-                    + w[index(r + 4 * LANES + lane)] * x[index(c + 4 * LANES + lane)]
-                ) + (
-                    w[index(r + 2 * LANES + lane)] * x[index(c + 2 * LANES + lane)]
-                    + w[index(r + 6 * LANES + lane)] * x[index(c + 6 * LANES + lane)]
-                )
-                odd = (
-                    w[index(r + LANES + lane)] * x[index(c + LANES + lane)]
-                    + w[index(r + 5 * LANES + lane)] * x[index(c + 5 * LANES + lane)]
-                ) + (
-                    w[index(r + 3 * LANES + lane)] * x[index(c + 3 * LANES + lane)]
-                    + w[index(r + 7 * LANES + lane)] * x[index(c + 7 * LANES + lane)]
-                )
-                lanes[index(at + lane)] += even + odd  # fmt: skip
+                even = two_of_four(w, r + lane, x, c + lane)
+                odd = two_of_four(w, r + LANES + lane, x, c + LANES + lane)
+                lanes[index(at + lane)] += even + odd
 
     @jit
     def add_two(
@@ -260,10 +261,7 @@ def _add_halved(accumulators: int) -> Any:
         for step in range(steps):
             r, c = step * STEP, x_at + step * STEP
             for i in range(2 * LANES):
-                lanes[index(at + i)] += (w[index(r + i)] * x[index(c + i)]
-                                  + w[index(r + 4 * LANES + i)] * x[index(c + 4 * LANES + i)]) + (
-                                  w[index(r + 2 * LANES + i)] * x[index(c + 2 * LANES + i)]
-                                  + w[index(r + 6 * LANES + i)] * x[index(c + 6 * LANES + i)])  # fmt: skip
+                lanes[index(at + i)] += two_of_four(w, r + i, x, c + i)
 
     return {1: add_one, 2: add_two}[accumulators]
 
@@ -379,6 +377,7 @@ def _compile_tiles(order: Schedule, source: Format, target: Format) -> Any:
     place[list(positions)] = np.arange(STRIP)
     widen, narrow = casts.widen(source), casts.narrow(FLOAT32, target)
     extent = _extent(source)
+    last_place = 2.0**-source.mantissa_bits
 
     @jit
     def kernel(
@@ -390,6 +389,7 @@ def _compile_tiles(order: Schedule, source: Format, target: Format) -> Any:
         total = np.empty(TILE * TILE, real)
         #: per row of the tile: the sum of the bounds on the magnitudes of its products
         size = np.empty(TILE, np.float64)
+        largest_b, quantum_b = np.zeros(TILE, np.float64), np.zeros(TILE, np.float64)
         for unit in range(first, stop):
             z, tile_row, tile_column = tiles[unit, 0], tiles[unit, 1], tiles[unit, 2]
             row0, n0 = table[z, 0] + tile_row * TILE, tile_column * TILE
@@ -408,16 +408,22 @@ def _compile_tiles(order: Schedule, source: Format, target: Format) -> Any:
                     at = b0 + n * row_stride + k0
                     for i in range(valid):
                         strip_b[index(place[i] * TILE + n)] = widen(b[index(at + i)])
-                largest_b, quantum_b = extent(b, b0 + k0, row_stride, wanted, valid)
+                most_b = 0.0
+                if wide:
+                    _column_extents(strip_b, largest_b, quantum_b, last_place)
+                    for n in range(TILE):
+                        most_b = most_b if largest_b[n] <= most_b else largest_b[n]
                 for r in range(rows):
                     at = (row0 + r) * a_stride + k0
                     for i in range(valid):
                         strip_a[index(r * STRIP + place[i])] = widen(a[index(at + i)])
-                    largest_a, quantum_a = extent(a, at, 0, 1, valid)
-                    largest = largest_a * largest_b
-                    size[r] += largest
+                    largest, quantum_a = 0.0, 0.0
+                    if wide:
+                        largest, quantum_a = extent(a, at, valid)
+                        largest *= most_b
+                        size[r] += largest
                     add_strip(
-                        strip_a, r * STRIP, strip_b, total, r * TILE, largest, quantum_a * quantum_b
+                        strip_a, r * STRIP, strip_b, total, r * TILE, largest, quantum_a, quantum_b
                     )
             for r in range(rows):
                 for n in range(wanted):
@@ -430,33 +436,49 @@ def _compile_tiles(order: Schedule, source: Format, target: Format) -> Any:
     return kernel
 
 
-def _extent(source: Format) -> Any:
-    """jitted: the largest magnitude of some rows, and the unit of the last place of the smallest.
+#: more than any product of two 16-bit floats
+HUGE = 2.0**300
 
-    Every element is a multiple of that unit.  Zeros have no say.
+
+@jit
+def _column_extents(strip: Any, largest: Any, quantum: Any, last_place: float) -> None:
+    """For each column of a strip: the largest magnitude, and a unit that divides every element.
+
+    That is the last place of the smallest element that is not zero; a column of zeros gets a
+    huge one.  A NaN becomes neither; it makes its own sums NaN in any case.
     """
+    for n in range(TILE):
+        largest[n] = 0.0
+        quantum[n] = HUGE
+    for i in range(STRIP):
+        for n in range(TILE):
+            size = abs(strip[index(i * TILE + n)])
+            largest[n] = size if size > largest[n] else largest[n]
+            size = size if size > 0.0 else HUGE
+            quantum[n] = size if size < quantum[n] else quantum[n]
+    for n in range(TILE):
+        power = bits_float64(float64_bits(quantum[n]) & EXPONENT_FIELD)
+        quantum[n] = power * last_place
+
+
+def _extent(source: Format) -> Any:
+    """jitted: the same for one row, from its codes."""
     widen = casts.widen(source)
     magnitude = numba.uint16(source.magnitude)
-    field = numba.uint16(source.mantissa_bits)
-    one = numba.uint16(1)
-    #: from the value of a power of two to its last place
     last_place = 2.0**-source.mantissa_bits
 
     @jit
-    def extent(x: Any, at: int, stride: int, rows: int, k: int) -> Any:
+    def extent(x: Any, at: int, k: int) -> Any:
         largest = numba.uint16(0)
         smallest = numba.uint16(0xFFFF)
-        for row in range(rows):
-            start = at + row * stride
-            for i in range(k):
-                code = numba.uint16(x[index(start + i)] & magnitude)
-                largest = max(largest, code)
-                smallest = min(smallest, numba.uint16(code - one))  # a zero becomes the largest
+        for i in range(k):
+            code = numba.uint16(x[index(at + i)] & magnitude)
+            largest = max(largest, code)
+            smallest = min(smallest, numba.uint16(code - 1))  # a zero becomes the largest
         if largest == 0:
-            return 0.0, 1.0
-        # The power of two at or below; subnormals have the smallest normal's last place.
-        exponent = max((smallest + one) >> field, one) << field
-        return numba.float64(widen(largest)), numba.float64(widen(exponent)) * last_place
+            return 0.0, HUGE
+        power = float64_bits(numba.float64(widen(smallest + 1))) & EXPONENT_FIELD
+        return numba.float64(widen(largest)), bits_float64(power) * last_place
 
     return extent
 
@@ -466,7 +488,14 @@ def _chain(source: Format, positions: tuple[int, ...], padding: np.float32) -> A
 
     @jit
     def add_strip(
-        a: Any, at: int, b: Any, total: Any, to: int, largest: float, quantum: float
+        a: Any,
+        at: int,
+        b: Any,
+        total: Any,
+        to: int,
+        largest: float,
+        quantum_a: float,
+        quantum_b: Any,
     ) -> None:
         for half in range(2):
             i, j = at + half * 16, half * 16 * TILE
@@ -514,7 +543,14 @@ def _tree(source: Format) -> Any:
 
     @jit
     def add_strip(
-        a: Any, at: int, b: Any, total: Any, to: int, largest: float, quantum: float
+        a: Any,
+        at: int,
+        b: Any,
+        total: Any,
+        to: int,
+        largest: float,
+        quantum_a: float,
+        quantum_b: Any,
     ) -> None:
         for half in range(2):
             i, j = at + half * 16, half * 16 * TILE
@@ -560,15 +596,15 @@ def _sixteen(
 def _exact_mma(source: Format) -> Any:
     """Twice: 16 products and the accumulator added exactly in float64, one rounding to float32.
 
-    Products of 16-bit floats are exact in float64.  With every product a multiple of ``quantum``
-    and no larger than ``largest``, and the accumulator s a multiple of its own last place u, every
-    partial sum is a multiple of both and at most 16 * largest + |s|.  It has no more than 53 bits,
-    and so no addition rounds, if that bound is below 2^53 times quantum and 2^53 times u:
+    Products of 16-bit floats are exact in float64.  Let every product be a multiple of q and at
+    most L, and the accumulator s a multiple of its own last place u.  Then every partial sum is a
+    multiple of q or of u, whichever is smaller, and at most 16 L + |s|.  If that bound is below
+    2^53 q and 2^53 u, all of them fit into 53 bits and no addition rounds:
 
-        |s| <= 2^52 * quantum - 16 * largest, and s = 0 or |s| >= 2^-24 * largest
+        |s| <= 2^52 q - 16 L, and s = 0 or |s| >= 2^-24 L
 
-    (|s| < 2^24 * u, so the latter gives 16 * largest + |s| < 2^53 * u).  Where that does not hold
-    the output becomes NaN; a NaN at the end is computed again, product by product.
+    (|s| < 2^24 u, so the latter gives 16 L + |s| <= (2^28 + 1) |s| < 2^53 u).  Where that does not
+    hold the output becomes NaN, and what is NaN at the end is computed again, sum by sum.
     """
     widen = casts.widen(source)
     exact_sum = sums.products(schedules.Exact(rounded_products=False)).run
@@ -576,9 +612,16 @@ def _exact_mma(source: Format) -> Any:
 
     @jit
     def add_strip(
-        a: Any, at: int, b: Any, total: Any, to: int, largest: float, quantum: float
+        a: Any,
+        at: int,
+        b: Any,
+        total: Any,
+        to: int,
+        largest: float,
+        quantum_a: float,
+        quantum_b: Any,
     ) -> None:
-        low, high = 2.0**-24 * largest, 2.0**52 * quantum - 16 * largest
+        low, room, taken = 2.0**-24 * largest, 2.0**52 * quantum_a, 16 * largest
         for half in range(2):
             i, j = at + half * 16, half * 16 * TILE
             a0, a1, a2, a3 = a[i], a[i + 1], a[i + 2], a[i + 3]
@@ -593,6 +636,7 @@ def _exact_mma(source: Format) -> Any:
                     b, j + n, before + 0.0,
                 )  # fmt: skip
                 size = abs(before)
+                high = room * quantum_b[n] - taken
                 proven = (size <= high) & ((size >= low) | (size == 0.0))
                 total[index(to + n)] = numba.float64(numba.float32(s)) if proven else np.nan
 
@@ -601,16 +645,26 @@ def _exact_mma(source: Format) -> Any:
         if value == value:
             return numba.float32(value)
         half = STRIP // 2
-        x, y = np.empty(half + 1, np.float32), np.empty(half + 1, np.float32)
+        x, y = np.zeros(half + 1, np.float32), np.ones(half + 1, np.float32)
         total = ZERO
         for k0 in range(0, k, STRIP):
             for first in range(0, STRIP, half):
-                x[half], y[half] = total, np.float32(1)
+                s, lost = numba.float64(total) + 0.0, 0.0
                 for i in range(half):
                     at = k0 + place[first + i]
                     x[i] = widen(a[a_at + at]) if at < k else ZERO
                     y[i] = widen(b[b_at + at]) if at < k else ZERO
-                total = exact_sum(x, y, half + 1, x)
+                    term = numba.float64(x[i]) * numba.float64(y[i])
+                    following = s + term
+                    virtual = following - s
+                    error = (s - (following - virtual)) + (term - virtual)
+                    lost = max(lost, abs(error))
+                    s = following
+                if lost > 0.0:
+                    x[half] = total
+                    total = exact_sum(x, y, half + 1, x)
+                else:
+                    total = numba.float32(s)
         return total
 
     return True, STRIP_ORDER, ZERO, add_strip, finish
@@ -627,7 +681,14 @@ def _exact(source: Format) -> Any:
 
     @jit
     def add_strip(
-        a: Any, at: int, b: Any, total: Any, to: int, largest: float, quantum: float
+        a: Any,
+        at: int,
+        b: Any,
+        total: Any,
+        to: int,
+        largest: float,
+        quantum_a: float,
+        quantum_b: Any,
     ) -> None:
         for half in range(2):
             i, j = at + half * 16, half * 16 * TILE
