@@ -24,7 +24,7 @@ from refkern.ops.grouped_matmul.spec import NO_EXPERT, groups
 from refkern.schedules import Schedule
 from refkern.threads import launch
 
-ZERO = np.float32(0)
+ZERO, NAN = np.float32(0), np.float32(np.nan)
 #: an index that numba takes as it is; a signed one is tested for being negative, which keeps a
 #: loop from being vectorised
 index = numba.uint64
@@ -51,14 +51,32 @@ def run(call: Call, recipe: GroupedRecipe, out: np.ndarray) -> None:
     if not work or columns == 0:
         return
     a, a_stride = rows_of(call.a)
-    formats = format_of(call.a.dtype), format_of(out.dtype)
-    flat = flat_output(out)
+    source, target = format_of(call.a.dtype), format_of(out.dtype)
+    wide = out if target is FLOAT32 else np.empty(out.shape, np.float32)
+    flat = wide.reshape(-1)
     for b, expert_stride, row_stride, table in weights(call.b, work):
         shared = (a, a_stride, b, expert_stride, row_stride, table, columns, k, flat)
         if recipe.gemv is not None:
-            run_gemv(recipe.gemv, formats, shared)
+            run_gemv(recipe.gemv, source, shared)
         else:
-            run_tiles(recipe.order, formats, shared)
+            run_tiles(recipe.order, source, shared)
+    if target is not FLOAT32:
+        narrow_rows = _narrow_rows(target)
+        for start, rows, _ in work:
+            narrow_rows(flat, flat_output(out), start * columns, (start + rows) * columns)
+
+
+@cache
+def _narrow_rows(target: Format) -> Any:
+    """Apart from the kernels, which would be compiled once for each output format otherwise."""
+    narrow = casts.narrow(FLOAT32, target)
+
+    @jit
+    def narrow_rows(values: Any, out: Any, first: int, stop: int) -> None:
+        for i in range(first, stop):
+            out[index(i)] = narrow(values[index(i)])
+
+    return narrow_rows
 
 
 def weights(
@@ -96,10 +114,10 @@ def weights(
 # ------------------------------------------------------------------------------------- GEMV
 
 
-def run_gemv(gemv: Gemv, formats: tuple[Format, Format], shared: tuple[Any, ...]) -> None:
+def run_gemv(gemv: Gemv, source: Format, shared: tuple[Any, ...]) -> None:
     """A unit of work is a threadgroup: so many columns of one group, all of its tokens."""
     *_, table, columns, k, _ = shared
-    kernel = _compile_gemv(gemv.accumulators, *formats)
+    kernel = _compile_gemv(gemv.accumulators, source)
     width = gemv.rows_per_simdgroup * gemv.simdgroups
     blocks = -(-columns // width)
     tokens = table[:, 1].mean()
@@ -112,8 +130,8 @@ def run_gemv(gemv: Gemv, formats: tuple[Format, Format], shared: tuple[Any, ...]
 
 
 @cache
-def _compile_gemv(accumulators: int, source: Format, target: Format) -> Any:
-    widen, narrow = casts.widen(source), casts.narrow(FLOAT32, target)
+def _compile_gemv(accumulators: int, source: Format) -> Any:
+    widen = casts.widen(source)
     halved = accumulators < VECTOR
     load, add, finish = (
         (_load_by_position(source), _add_halved(accumulators), _finish_by_position(accumulators))
@@ -163,7 +181,8 @@ def _compile_gemv(accumulators: int, source: Format, target: Format) -> Any:
                                 lanes[t * STEP + at] += weight * x[(p + t) * k + i]
                         for t in range(some):
                             total = finish(lanes, t * STEP)
-                            out[(start + t0 + p + t) * columns + n] = narrow(total)
+                            at = (start + t0 + p + t) * columns + n
+                            out[at] = total if total == total else NAN
 
     return kernel
 
@@ -308,10 +327,10 @@ def _butterfly(lanes: Any, at: int) -> Any:
 # ------------------------------------------------------------------------------------ tiles
 
 
-def run_tiles(order: Schedule, formats: tuple[Format, Format], shared: tuple[Any, ...]) -> None:
+def run_tiles(order: Schedule, source: Format, shared: tuple[Any, ...]) -> None:
     """A unit of work is a tile of 64 x 64."""
     *_, table, columns, k, _ = shared
-    kernel = _compile_tiles(order, *formats)
+    kernel = _compile_tiles(order, source)
     tiles = tiles_of(table, columns)
 
     def block(first: int, stop: int) -> None:
@@ -356,7 +375,7 @@ def morton(down: int, across: int) -> Iterator[tuple[int, int]]:
 
 
 @cache
-def _compile_tiles(order: Schedule, source: Format, target: Format) -> Any:
+def _compile_tiles(order: Schedule, source: Format) -> Any:
     match order:
         case MmaStrips(inside="exact"):
             parts = _exact_mma(source)
@@ -375,7 +394,7 @@ def _compile_tiles(order: Schedule, source: Format, target: Format) -> Any:
     real = np.float64 if wide else np.float32
     place = np.empty(STRIP, np.int64)
     place[list(positions)] = np.arange(STRIP)
-    widen, narrow = casts.widen(source), casts.narrow(FLOAT32, target)
+    widen = casts.widen(source)
     extent = _extent(source)
     last_place = 2.0**-source.mantissa_bits
 
@@ -431,7 +450,7 @@ def _compile_tiles(order: Schedule, source: Format, target: Format) -> Any:
                         total[r * TILE + n], size[r], a, (row0 + r) * a_stride,
                         b, b0 + n * row_stride, k,
                     )  # fmt: skip
-                    out[(row0 + r) * columns + n0 + n] = narrow(value)
+                    out[(row0 + r) * columns + n0 + n] = value if value == value else NAN
 
     return kernel
 

@@ -19,6 +19,7 @@ from refkern.ops.grouped_matmul.recipes import (
     GroupedRecipe,
     MmaStrips,
     exact_then_round,
+    fma_chain,
 )
 from refkern.ops.grouped_matmul.spec import NO_EXPERT, groups, largest_group, tokens_per_expert
 from refkern.schedules import Exact, Lanes, Schedule, Sequential
@@ -317,7 +318,7 @@ class NarrowAccumulator(Bits):
     def dot(self, a: np.ndarray, b: np.ndarray, schedule: Schedule) -> np.ndarray:
         total = np.zeros(np.broadcast_shapes(a.shape[:-1], b.shape[:-1]), np.float32)
         for k in range(0, a.shape[-1], 16):
-            part = super().dot(a[..., k : k + 16], b[..., k : k + 16], schedule)
+            part = fma_chain(a[..., k : k + 16], b[..., k : k + 16], np.zeros_like(total))
             total = rounded_to(self.dtype, total + part)
         return total
 
