@@ -7,7 +7,7 @@ what is exact (widening, negation, reshaping, choosing) rounds nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,6 +73,14 @@ class Bits:
 
     def constant(self, value: float) -> np.float32:
         return np.float32(value)
+
+    def zeros(self, shape: tuple[int, ...]) -> np.ndarray:
+        """+0 everywhere."""
+        return np.zeros(shape, np.float32)
+
+    def concatenate(self, parts: Sequence[np.ndarray], axis: int) -> np.ndarray:
+        """Arrays of one dtype side by side along one axis."""
+        return np.concatenate(parts, axis)
 
     def cast(
         self,

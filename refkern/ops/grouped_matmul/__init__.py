@@ -1,0 +1,1 @@
+"""The grouped matrix product of a mixture of experts."""
