@@ -483,13 +483,6 @@ def test_not_a_file(tmp_path: Path) -> None:
     assert refused(tmp_path / "pipe") == "is not a regular file"
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
-def test_not_permitted(path: Path) -> None:
-    path.chmod(0)
-    with pytest.raises(PermissionError):
-        hdf5.read(path)
-
-
 def test_not_permitted_passes_through(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(errno.EACCES, "permission denied")

@@ -15,12 +15,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from refkern.goldens.build import build, remake_inputs
-from refkern.goldens.inputs import describe_inputs, make_inputs, make_tensor, parse_description
-from refkern.goldens.selection import Selected
 
 import refkern
 from refkern import ops
+from refkern.goldens.build import build, remake_inputs
+from refkern.goldens.inputs import describe_inputs, make_inputs, make_tensor, parse_description
+from refkern.goldens.selection import Selected
 from refkern.ops.grouped_matmul import kernel
 from refkern.ops.grouped_matmul.recipes import GEMV_UP_TO, STRIP_ORDER, MmaStrips
 from refkern.verdict import difference
