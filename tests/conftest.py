@@ -65,3 +65,12 @@ def goldens(made: Path, tmp_path: Path) -> Path:
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
     return folder
+
+
+@pytest.fixture(scope="session")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A golden of a real model's size: sampled rows, described inputs.  Not to be written to."""
+    folder = tmp_path_factory.mktemp("sampled")
+    (outcome,) = generate(select(["nemotron_prefill"]), folder)
+    assert outcome.status == "written"
+    return folder / outcome.path

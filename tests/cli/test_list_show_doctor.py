@@ -102,8 +102,8 @@ def test_show_what_is_not_there(run: Any, tmp_path: Path) -> None:
     assert done.err == f"Error: {text}: is not an HDF5 file (file signature not found)\n"
 
 
-def test_show_a_sampled_case_says_so(run: Any) -> None:
-    document = run("show", "nemotron_prefill", "--json").json
+def test_show_a_sampled_case_says_so(run: Any, sampled: Path) -> None:
+    document = run("show", sampled, "--json").json
     assert document["sampled_rows"] == [0, 1, 777, 1024, 2047]
     assert [t["name"] for t in document["tensors"]] == ["out"]
 

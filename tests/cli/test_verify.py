@@ -80,13 +80,11 @@ def test_a_file_named_twice_is_verified_once(run: Any, made: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_sampled_case_is_verified_end_to_end(run: Any, tmp_path: Path) -> None:
-    assert run("golden", "nemotron_prefill", "--out", tmp_path).code == 0
-    path = tmp_path / OP / "nemotron_prefill.h5"
-    assert path.stat().st_size < 1 << 20
-    golden = hdf5.read(path)
+def test_a_sampled_case_is_verified_end_to_end(run: Any, sampled: Path) -> None:
+    assert sampled.stat().st_size < 1 << 20
+    golden = hdf5.read(sampled)
     assert (golden.inputs, golden.stages) == ({}, {})
-    done = run("verify", tmp_path, "--backend", "numba", "--json")
+    done = run("verify", sampled, "--backend", "numba", "--json")
     assert done.code == 0
     (case,) = done.json["cases"]
     assert (case["rung"], case["elements"]) == ("bits", 5 * 7680)
@@ -276,10 +274,9 @@ def test_a_description_of_inputs_is_not_trusted(run: Any, goldens: Path, recipe:
     assert "input_recipe" in done.out
 
 
-def test_rows_that_are_not_there(run: Any, tmp_path: Path) -> None:
-    assert run("golden", "nemotron_prefill", "--out", tmp_path).code == 0
-    path = tmp_path / OP / "nemotron_prefill.h5"
-    golden = hdf5.read(path)
+def test_rows_that_are_not_there(run: Any, sampled: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.h5"
+    golden = hdf5.read(sampled)
     assert golden.sampled_rows is not None
     hdf5.write(replace(golden, sampled_rows=golden.sampled_rows + 1), path)
     done = run("verify", path, "--backend", "numba")
