@@ -28,16 +28,25 @@ def test_the_default_is_every_quick_case_in_the_working_directory(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = run("golden", "--json")
-    assert done.code == 0
+    done = run("golden", "--check", "--json")
+    assert done.code == 1
+    assert done.json["schema"] == 1
+    assert done.json["out"] == "refkern-goldens"
     listed = run("list", "cases", "--json").json["cases"]
     quick = {f"{c['op']}/{c['case']}.h5" for c in listed if c["tier"] == "quick"}
-    folder = tmp_path / "refkern-goldens"
-    assert files(folder).keys() == quick | {"manifest.json"}
-    assert done.json["schema"] == 1
     assert {c["path"] for c in done.json["cases"]} == quick
+    assert done.json["summary"] == {"missing": len(quick)}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_written_and_then_kept(run: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "goldens"
+    done = run("golden", *CASES, "--out", folder, "--json")
+    assert done.code == 0
+    paths = {f"{OP}/{case}.h5" for case in CASES}
+    assert files(folder).keys() == paths | {"manifest.json"}
+    assert {c["path"] for c in done.json["cases"]} == paths
     assert {c["status"] for c in done.json["cases"]} == {"written"}
-    assert done.json["summary"] == {"written": len(quick)}
     entries = json.loads((folder / "manifest.json").read_text())
     assert entries["schema"] == 1
     for entry in entries["cases"]:
@@ -48,9 +57,9 @@ def test_the_default_is_every_quick_case_in_the_working_directory(
         assert entry["bytes"] == path.stat().st_size
         assert (entry["op"], entry["case"]) == (golden.op, golden.case)
     before = files(folder)
-    again = run("golden", "--json")
+    again = run("golden", *CASES, "--out", folder, "--json")
     assert again.code == 0
-    assert again.json["summary"] == {"kept": len(quick)}
+    assert again.json["summary"] == {"kept": len(CASES)}
     assert files(folder) == before
 
 

@@ -12,7 +12,7 @@ import refkern
 from refkern import ops
 from refkern.case import TIERS
 from refkern.goldens import hdf5
-from refkern.goldens.build import Prepared, build, with_mutants
+from refkern.goldens.build import Prepared, build, with_proofs
 from refkern.goldens.golden import DTYPES
 from refkern.goldens.inputs import describe_inputs, make_tensor, parse_description
 from refkern.goldens.selection import Selected, all_cases, select
@@ -39,7 +39,7 @@ def prepared(name: str) -> Prepared:
 @cache
 def rejected(name: str) -> frozenset[str]:
     """The mutants of its op that a case tells from the right semantics."""
-    return frozenset(with_mutants(prepared(name)).mutants["bits"])
+    return frozenset(with_proofs(prepared(name), ()).mutants["bits"])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -124,5 +124,5 @@ def test_inputs_come_again_from_their_description(name: str) -> None:
 def test_the_file_names_the_rejected_mutants(tmp_path: Path) -> None:
     name = name_of(QUICK[0])
     path = tmp_path / "case.h5"
-    hdf5.write(with_mutants(prepared(name)), path)
+    hdf5.write(with_proofs(prepared(name)), path)
     assert set(hdf5.read(path).mutants["bits"]) == rejected(name) != set()
