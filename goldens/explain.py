@@ -115,7 +115,7 @@ def describe(wrong: np.ndarray, prepared: Prepared) -> list[str]:
     if count == wrong.size:
         return ["every element"]
     matrix = wrong.reshape(-1, wrong.shape[-1])
-    rows, columns = matrix.any(axis=1), matrix.any(axis=0)
+    rows, columns = np.any(matrix, axis=1), np.any(matrix, axis=0)
     found = [f"{count} of {wrong.size} elements"]
     if not rows.all():
         found.append(_places("row", rows))

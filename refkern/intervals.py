@@ -153,7 +153,7 @@ class Intervals:
         return self._flush(replace(point(casts.widen(x)), source=x.dtype))
 
     def constant(self, value: float) -> Interval:
-        return point(np.float32(value)[None][0])
+        return point(np.asarray(np.float32(value)))
 
     def zeros(self, shape: tuple[int, ...]) -> Interval:
         return point(np.zeros(shape, np.float32))
@@ -396,9 +396,9 @@ class Intervals:
         lo = np.where(x.has_zero, np.float32(0), np.fmin(np.abs(x.lo), np.abs(x.hi)))
         hi = np.fmax(np.abs(x.lo), np.abs(x.hi))
         zero = np.float32(0)
-        free = x.free.any(axis=-1)
+        free = np.any(x.free, axis=-1)
         if self.policy.finite:
-            free = free | x.is_nan.any(axis=-1) | x.has_infinity.any(axis=-1)
+            free = free | np.any(x.is_nan | x.has_infinity, axis=-1)
         lo = np.fmax.reduce(lo, axis=-1, initial=zero)
         hi = np.fmax.reduce(hi, axis=-1, initial=zero)
         if nan == "kept":
@@ -540,8 +540,10 @@ class Intervals:
             low[..., g] = np.matmul(lo[:, at], up) + np.matmul(hi[:, at], down)
             high[..., g] = np.matmul(hi[:, at], up) + np.matmul(lo[:, at], down)
             size[..., g] = np.matmul(largest[:, at], up - down)
-            nan[..., g] = x.is_nan[:, at].any(axis=1)[:, None] | w_nan[:, at].any(axis=1)[None]
-            open_[..., g] = x.free[:, at].any(axis=1)[:, None]
+            nan[..., g] = (
+                np.any(x.is_nan[:, at], axis=1)[:, None] | np.any(w_nan[:, at], axis=1)[None]
+            )
+            open_[..., g] = np.any(x.free[:, at], axis=1)[:, None]
         unit = 2.0**-18
         low, high, size = low * unit, high * unit, size * unit
         margin = size * self._sum_error(GROUP, rounded=False)

@@ -256,6 +256,7 @@ def quantize(m: Any, x: Any, scaling: Scaling, source: np.dtype = FLOAT32.dtype)
     elif scaling.apply == "exponent":
         value = m.mul(x, m.apply(powers.RECIPROCAL, scale)[..., None])
     else:
+        assert factor is not None
         value = m.mul(x, factor[..., None])
 
     if scaling.clamp == "drops-nan":

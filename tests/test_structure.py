@@ -56,7 +56,9 @@ SHAPES = {
     "stack", "split", "array_split", "int64", "intp", "asarray", "diff", "searchsorted",
     "empty_like", "zeros_like", "float32",
 }
-SHAPE_METHODS = {"reshape", "transpose", "swapaxes", "squeeze", "ravel", "repeat", "tolist", "copy"}
+SHAPE_METHODS = {
+    "append", "copy", "ravel", "repeat", "reshape", "squeeze", "swapaxes", "tolist", "transpose",
+}
 # fmt: on
 
 
@@ -217,7 +219,11 @@ def test_nothing_is_compiled_with_other_arithmetic_or_cached() -> None:
 class Guarded(np.ndarray):
     """An array that refuses arithmetic; shapes and indices work."""
 
-    def __array_ufunc__(self, ufunc: np.ufunc, *inputs: object, **more: object) -> object:
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: object, **more: object
+    ) -> object:
+        if ufunc is np.negative and method == "__call__":  # exact
+            return ufunc(*map(plain, inputs)).view(Guarded)
         raise AssertionError(f"a reference calls numpy's {ufunc.__name__} instead of m's")
 
 
