@@ -110,10 +110,16 @@ def _as_data(tensor: Tensor) -> dict[str, Any]:
     def tagged(part: Any) -> dict[str, Any]:
         data = {"kind": type(part).__name__.lower(), **asdict(part)}
         if "values" in data:  # JSON has no NaN and no infinities
-            data["values"] = [v if math.isfinite(v) else str(float(v)) for v in data["values"]]
+            data["values"] = [v if math.isfinite(v) else _special(v) for v in data["values"]]
         return data
 
     return {**asdict(tensor), "fill": tagged(tensor.fill), "edits": list(map(tagged, tensor.edits))}
+
+
+def _special(value: float) -> str:
+    """ "inf", "-inf", "nan" or "-nan": the text keeps the sign, which `str` drops from a NaN."""
+    negative = math.copysign(1, value) < 0
+    return f"{'-' if negative else ''}{str(float(value)).lstrip('-')}"
 
 
 def _from_data(data: dict[str, Any]) -> Tensor:

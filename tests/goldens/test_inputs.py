@@ -37,7 +37,7 @@ CASE = Case(
 EXPECTED_WORDS = ["bf0ff909", "1b0d031a", "75c5a265", "d0c0b622", "3261bd97", "7a86506b"]
 FILLS = (
     Uniform(), Uniform(3, signed=False, binades=2), Spread(-5, 9), Integers(-3, 3, 2), Codes(),
-    Values((1.0, -math.inf, math.nan)),
+    Values((1.0, -math.inf, math.nan, -math.nan)),
 )  # fmt: skip
 
 
