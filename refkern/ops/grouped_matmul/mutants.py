@@ -119,12 +119,14 @@ def first_rows_only(call: Call) -> Call:
 class Overhang(Bits):
     """Stores whole fragments of 16 columns: zeros from behind N reach the next row."""
 
-    def stage(self, name: str, value: np.ndarray) -> np.ndarray:
+    def stage(
+        self, name: str, value: np.ndarray, unrounded: np.ndarray | None = None
+    ) -> np.ndarray:
         if name == "accumulator" and value.size:
             over = min(-value.shape[1] % 16, value.shape[1])
             value = value.copy()
             value[1:, :over] = 0
-        return super().stage(name, value)
+        return super().stage(name, value, unrounded)
 
 
 class RowsOutsideMultiplied(Bits):
@@ -138,10 +140,12 @@ class RowsOutsideMultiplied(Bits):
         finite = np.isfinite(widen(call.a)).all(axis=1)
         self.poisoned = ~covered & ~finite
 
-    def stage(self, name: str, value: np.ndarray) -> np.ndarray:
+    def stage(
+        self, name: str, value: np.ndarray, unrounded: np.ndarray | None = None
+    ) -> np.ndarray:
         if name == "accumulator":
             value = np.where(self.poisoned[:, None], np.float32(np.nan), value)
-        return super().stage(name, value)
+        return super().stage(name, value, unrounded)
 
 
 # -------------------------------------------------------------------------- order of the sum
@@ -392,7 +396,8 @@ def inputs_through(way: str, source: str) -> Callable[[Call], Call]:
     def changed(call: Call) -> Call:
         if call.a.dtype.name != source:
             return call
-        read = {n: cast(rounded_to(way, widen(call.inputs[n])), source) for n in ("a", "b")}
+        given = {"a": call.a, "b": call.b}
+        read = {n: cast(rounded_to(way, widen(x)), source) for n, x in given.items()}
         return with_inputs(call, **read)
 
     return changed

@@ -10,7 +10,7 @@ import numpy as np
 
 from refkern.arguments import as_array, floats, integer
 from refkern.errors import InvalidInput
-from refkern.formats import BFLOAT16, FLOAT16, FLOAT32, find_format
+from refkern.formats import BFLOAT16, FLOAT16, FLOAT32, find_format, format_of
 from refkern.op import Call, Op
 
 OPERANDS = (BFLOAT16, FLOAT16)
@@ -52,9 +52,7 @@ def check(
     Semantics: Modular MAX `grouped_matmul` for Apple GPUs; relatives by recipe.
     """
     a = floats("a", a, OPERANDS, axes="rows, K")
-    b = floats(
-        "b", b, (find_format(a.dtype),), axes="experts, N, K", shape=(None, None, a.shape[1])
-    )
+    b = floats("b", b, (format_of(a.dtype),), axes="experts, N, K", shape=(None, None, a.shape[1]))
     expert_ids = integers("expert_ids", expert_ids, axes="groups")
     a_offsets = integers("a_offsets", a_offsets, axes="groups + 1")
     if a_offsets.size != expert_ids.size + 1:
