@@ -302,7 +302,7 @@ def exact_longdouble(value: np.longdouble) -> Fraction:
     return whole * Fraction(2) ** (int(exponent) - 113)
 
 
-# --- float8_e8m0fnu -------------------------------------------------------------------------
+# --- float8_e8m0fnu ---------------------------------------------------------------------------
 
 
 @cache
