@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from refkern.arguments import as_array, is_torch, numpy_to_torch
 from refkern.errors import InvalidInput
 from refkern.formats import FLOAT32, FLOAT64, Format, codes, find_format, format_of, from_codes
 
@@ -19,7 +20,8 @@ ROUNDINGS = ("nearest-even", "up", "down", "nearest")
 def cast(x, dtype, *, saturate: bool = False, rounding: str = "nearest-even") -> np.ndarray:
     """``x`` rounded once to ``dtype``.
 
-    x: any shape; float64, float32, a narrow float, an integer, a bool or a longdouble.
+    x: any shape; float64, float32, a narrow float, an integer, a bool or a longdouble; a torch
+        tensor gives a torch tensor.
     dtype: a format's dtype or name (`refkern.formats.FORMATS`).
 
     Rounding is to nearest, ties to even, then overflow is decided: infinity, or NaN where the
@@ -40,7 +42,11 @@ def cast(x, dtype, *, saturate: bool = False, rounding: str = "nearest-even") ->
         raise InvalidInput(
             "rounding", repr(rounding), f"{target} allows {', '.join(map(repr, allowed))}"
         )
-    values = np.asarray(x)
+    result = _cast(as_array("x", x), target, saturate, rounding)
+    return numpy_to_torch(result) if is_torch(x) else result
+
+
+def _cast(values: np.ndarray, target: Format, saturate: bool, rounding: str) -> np.ndarray:
     source = _float_source(values)
     if target.scale_only:
         return from_codes(_scale_codes(source, rounding, saturate), target)

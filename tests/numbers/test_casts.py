@@ -495,6 +495,20 @@ def test_what_cannot_be_cast_is_named(x, dtype, options, text):
         cast(x, dtype, **options)
 
 
+def test_torch_tensors_are_cast_to_torch_tensors():
+    torch = pytest.importorskip("torch")
+    x = torch.tensor([1.0, 464.0, -0.0, 3.140625], dtype=torch.bfloat16)
+    got = cast(x, "float8_e4m3fn", saturate=True)
+    assert got.dtype == torch.float8_e4m3fn
+    assert got.view(torch.uint8).tolist() == [0x38, 0x7E, 0x80, 0x45]
+    assert cast(x, "float32").tolist() == x.tolist()
+
+
+def test_masked_arrays_are_refused():
+    with pytest.raises(InvalidInput, match=r"^x: a masked array was given"):
+        cast(np.ma.masked_array([1.0, 2.0], [True, False]), "float32")
+
+
 def test_no_compiled_cast_where_it_would_be_wrong():
     for source, target in ((FLOAT32, FLOAT8_E8M0FNU), (FLOAT32, FLOAT64)):
         with pytest.raises(TypeError, match="no narrow from"):
