@@ -221,9 +221,17 @@ def test_a_forked_child_computes():
         assert threads._pool._executor is not None or threads.available_threads() == 1
 
         # os.fork, with the workers waiting; the child leaves by way of the interpreter's own end
+        def others_help():
+            threads._pool.limit = 2
+            both, number = threading.Barrier(2, timeout=30), iter(range(8))
+            def block(first, stop):
+                if next(number) < 2: both.wait()
+            threads.launch(block, 8, 1e9)
+            return not both.broken
+
         pid = os.fork()
         if pid == 0:
-            sys.exit(0 if call() == wanted and call() == wanted else 1)
+            sys.exit(0 if call() == wanted and others_help() and call() == wanted else 1)
         print(ends_well(pid))
 
         # a child of a child, forked while another thread of the parent launches all the time
