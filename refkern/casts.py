@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from refkern.arguments import as_array, is_torch, numpy_to_torch
 from refkern.errors import InvalidInput
 from refkern.formats import FLOAT32, FLOAT64, Format, codes, find_format, format_of, from_codes
 
@@ -22,7 +23,8 @@ def cast(
 ) -> np.ndarray:
     """``x`` rounded once to ``dtype``.
 
-    x: any shape; float64, float32, a narrow float, an integer, a bool or a longdouble.
+    x: any shape; float64, float32, a narrow float, an integer, a bool or a longdouble; a torch
+        tensor gives a torch tensor.
     dtype: a format's dtype or name (`refkern.formats.FORMATS`).
 
     Rounding is to nearest, ties to even, then overflow is decided: infinity, or NaN where the
@@ -43,14 +45,19 @@ def cast(
         raise InvalidInput(
             "rounding", repr(rounding), f"{target} allows {', '.join(map(repr, allowed))}"
         )
-    values = np.asarray(x)
+    result = _cast(as_array("x", x), target, saturate, rounding)
+    return numpy_to_torch(result) if is_torch(x) else result
+
+
+def _cast(values: np.ndarray, target: Format, saturate: bool, rounding: str) -> np.ndarray:
     source = _float_source(values)
     if target.scale_only:
         return from_codes(_scale_codes(source, rounding, saturate), target)
     if target is FLOAT64:
-        return _to_float64(values, saturate)
-    if source.dtype == target.dtype and not saturate:
-        return _canonical_payload(source, target)
+        source = _to_float64(values)
+    if source.dtype == target.dtype:
+        most = np.finfo(target.dtype).max
+        return _canonical_payload(np.clip(source, -most, most) if saturate else source, target)
     return from_codes(_round(source, target, saturate), target)
 
 
@@ -114,17 +121,13 @@ def _float_source(x: np.ndarray) -> np.ndarray:
     raise InvalidInput("x", x.dtype, "allowed are real numbers: floats, integers and bool")
 
 
-def _to_float64(x: np.ndarray, saturate: bool) -> np.ndarray:
+def _to_float64(x: np.ndarray) -> np.ndarray:
     """``x``, of a type that `_float_source` allows, rounded once to float64."""
     narrow = find_format(x.dtype)
     if narrow is not None and narrow.exact_in_float32:
         x = widen(x.astype(narrow.dtype, copy=False))
     with np.errstate(all="ignore"):  # an overflowing longdouble
-        value = x.astype(np.float64)  # exact, or the machine's one rounding to nearest
-    if saturate:
-        most = np.finfo(np.float64).max
-        value = np.clip(value, -most, most)
-    return _canonical_payload(value, FLOAT64)
+        return x.astype(np.float64)  # exact, or the machine's one rounding to nearest
 
 
 def _integer_to_odd_float64(x: np.ndarray) -> np.ndarray:
@@ -161,13 +164,16 @@ def _canonical_payload(x: np.ndarray, fmt: Format) -> np.ndarray:
 
 
 def _round(x: np.ndarray, target: Format, saturate: bool) -> np.ndarray:
-    """The codes in ``target`` of float32 or float64 ``x``: one rounding on the integer bits."""
+    """The codes in ``target`` of float32 or float64 ``x``: one rounding on the integer bits.
+
+    The target has fewer bits than ``x``, so at least one is dropped.
+    """
     source = format_of(x.dtype)
     bits = codes(x)
     word = bits.dtype.type
     one = word(1)
     magnitude = bits & word(source.magnitude)
-    field = (magnitude >> word(source.mantissa_bits)).astype(np.int64)
+    field = (magnitude >> word(source.mantissa_bits)).astype(f"i{bits.dtype.itemsize}")
     fraction = magnitude & word((1 << source.mantissa_bits) - 1)
     hidden = word(1 << source.mantissa_bits)
     significand = np.where(field == 0, fraction, fraction | hidden)
@@ -175,22 +181,21 @@ def _round(x: np.ndarray, target: Format, saturate: bool) -> np.ndarray:
 
     # Below the target's normal range its quantum stands still, so more bits are dropped.  From
     # two bits more than the significand has, everything is below half a quantum.
-    dropped = source.mantissa_bits - target.mantissa_bits
-    dropped = dropped + np.maximum(target.min_exponent - exponent, 0)
+    dropped = np.maximum(target.min_exponent - exponent, 0)
+    dropped += source.mantissa_bits - target.mantissa_bits
     dropped = np.minimum(dropped, source.mantissa_bits + 2).astype(bits.dtype)
     last_kept = (significand >> dropped) & one
-    half = np.where(dropped > 0, one << (np.maximum(dropped, one) - one), word(0))
-    below_half = np.where(dropped > 0, half - one, word(0))
-    rounded = (significand + np.where(dropped > 0, below_half + last_kept, word(0))) >> dropped
+    below_half = ((one << dropped) >> one) - one
+    rounded = (significand + below_half + last_kept) >> dropped
 
     # The hidden bit, kept in `rounded`, adds one to the exponent field; so does a carry.
-    normal = np.maximum(exponent + target.bias - 1, 0)
-    code = (normal << target.mantissa_bits) + rounded.astype(np.int64)
+    normal = np.maximum(exponent + (target.bias - 1), 0)
+    code = (normal << target.mantissa_bits) + rounded.astype(normal.dtype)
     overflow = target.max_finite if saturate else target.overflow
     code = np.where((code > target.max_finite) | (field > source.bias * 2), overflow, code)
-    code = np.where(x != x, target.nan, code)
-    code = np.where(bits & word(source.sign) != 0, code | target.sign, code)
-    return code.astype(target.code_dtype)
+    code = np.where(x != x, target.nan, code).astype(target.code_dtype)
+    negative = bits & word(source.sign) != 0
+    return np.where(negative, code | target.code_dtype.type(target.sign), code)
 
 
 def _scale_codes(x: np.ndarray, rounding: str, saturate: bool) -> np.ndarray:

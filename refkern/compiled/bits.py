@@ -6,8 +6,10 @@ from typing import Any
 
 import numba
 from numba.core import types
-from numba.extending import intrinsic
+from numba.extending import intrinsic as numba_intrinsic
 
+#: without numba's own types: they describe the typing function, not the call from a kernel
+intrinsic: Any = numba_intrinsic
 #: how every kernel is compiled: IEEE arithmetic as written (never fastmath), without the GIL
 jit = numba.njit(nogil=True, error_model="numpy", boundscheck=False)
 

@@ -61,6 +61,11 @@ def _widen_scale(code: Any) -> Any:
     return bits_float32(byte << numba.uint32(23))
 
 
+def _word_and_bits(source: Format) -> tuple[Any, Any]:
+    """The integer type of float32 or float64 in kernels, and what reads a value's bits."""
+    return (numba.uint32, float32_bits) if source is FLOAT32 else (numba.uint64, float64_bits)
+
+
 @cache
 def narrow(source: Format, target: Format, saturate: bool = False, canonical: bool = True) -> Any:
     """float32 or float64 -> code, rounded once, ties to even.
@@ -76,7 +81,7 @@ def narrow(source: Format, target: Format, saturate: bool = False, canonical: bo
         return _narrow_same_exponents(source, target, saturate, canonical)
     if source is FLOAT32:
         return _narrow_by_addition(target, saturate, canonical)
-    word, read = (numba.uint32, float32_bits) if source is FLOAT32 else (numba.uint64, float64_bits)
+    word, read = _word_and_bits(source)
     source_sign, source_magnitude = word(source.sign), word(source.magnitude)
     mantissa = word(source.mantissa_bits)
     fraction_mask, hidden = word((1 << source.mantissa_bits) - 1), word(1 << source.mantissa_bits)
@@ -92,7 +97,7 @@ def narrow(source: Format, target: Format, saturate: bool = False, canonical: bo
     keep_sign = not canonical
     one = word(1)
     zero = word(0)
-    result = {8: numba.uint8, 16: numba.uint16, 32: numba.uint32}[target.bits]
+    result: Any = {8: numba.uint8, 16: numba.uint16, 32: numba.uint32}[target.bits]
 
     @jit
     def narrow(value: Any) -> Any:
@@ -201,7 +206,7 @@ def _same(saturate: bool, canonical: bool) -> Any:
 @cache
 def narrow_scale(source: Format, rounding: str, saturate: bool = False) -> Any:
     """float32 or float64 -> byte of float8_e8m0fnu, as `refkern.cast` defines it."""
-    word, read = (numba.uint32, float32_bits) if source is FLOAT32 else (numba.uint64, float64_bits)
+    word, read = _word_and_bits(source)
     sign, special = word(source.sign), word(source.infinity or 0)
     mantissa, hidden = word(source.mantissa_bits), word(1 << source.mantissa_bits)
     half = word(1 << source.mantissa_bits - 1)

@@ -21,7 +21,7 @@ def rows_of(matrix: np.ndarray) -> tuple[np.ndarray, int]:
         and matrix.strides[0] >= width * item
     )
     if not (neighbours and matrix.flags.aligned):
-        matrix = np.ascontiguousarray(matrix)
+        matrix = matrix.copy(order="C")  # also where only the alignment is wrong
     if matrix.flags.c_contiguous:
         flat, stride = codes(matrix).reshape(-1), width
     else:

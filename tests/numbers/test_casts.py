@@ -302,7 +302,7 @@ def exact_longdouble(value: np.longdouble) -> Fraction:
     return whole * Fraction(2) ** (int(exponent) - 113)
 
 
-# --- float8_e8m0fnu -------------------------------------------------------------------------
+# --- float8_e8m0fnu ---------------------------------------------------------------------------
 
 
 @cache
@@ -493,6 +493,20 @@ def test_encoder_values_of_the_mlp():
 def test_what_cannot_be_cast_is_named(x, dtype, options, text):
     with pytest.raises(InvalidInput, match=text):
         cast(x, dtype, **options)
+
+
+def test_torch_tensors_are_cast_to_torch_tensors():
+    torch = pytest.importorskip("torch")
+    x = torch.tensor([1.0, 464.0, -0.0, 3.140625], dtype=torch.bfloat16)
+    got = cast(x, "float8_e4m3fn", saturate=True)
+    assert got.dtype == torch.float8_e4m3fn
+    assert got.view(torch.uint8).tolist() == [0x38, 0x7E, 0x80, 0x45]
+    assert cast(x, "float32").tolist() == x.tolist()
+
+
+def test_masked_arrays_are_refused():
+    with pytest.raises(InvalidInput, match=r"^x: a masked array was given"):
+        cast(np.ma.masked_array([1.0, 2.0], [True, False]), "float32")
 
 
 def test_no_compiled_cast_where_it_would_be_wrong():

@@ -58,7 +58,7 @@ def assert_same_floats(got: np.ndarray, want: np.ndarray, *inputs: np.ndarray) -
         raise AssertionError(f"{wrong.size} of {got.size}; {given} gave {got[at]}, not {want[at]}")
 
 
-# --- fma ---------------------------------------------------------------------------------------
+# --- fma --------------------------------------------------------------------------------------
 
 
 def fma_operands(kind: str, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -160,7 +160,7 @@ def test_fma_takes_floats_of_one_width():
         jit(lambda x: fma_intrinsic(x, x, 1.0))(np.float32(1))
 
 
-# --- exp ---------------------------------------------------------------------------------------
+# --- exp --------------------------------------------------------------------------------------
 
 
 def exact_exp(x: np.ndarray) -> np.ndarray:
@@ -252,7 +252,7 @@ def test_exp_modular_cpu():
     assert 2 < ulps.max() < 4.6
 
 
-# --- rsqrt and quotients -------------------------------------------------------------------------
+# --- rsqrt and quotients ----------------------------------------------------------------------
 
 
 def rsqrt_inputs() -> np.ndarray:
