@@ -110,10 +110,10 @@ def dtype_name(array: np.ndarray, argument: str = "array") -> str:
 
 
 def encode(array: np.ndarray) -> np.ndarray:
-    """The array as files hold it: little-endian, a narrow float as its bit patterns."""
+    """The array as files hold it: C order, little-endian, a narrow float as its bit patterns."""
     name = dtype_name(array)
     # By value, so that an array in the other byte order becomes the same bytes.
-    native = np.asarray(array, DTYPES[name])
+    native = np.asarray(array, DTYPES[name], order="C")
     carried = native.view(carrier(name))
     return carried.astype(carried.dtype.newbyteorder("<"), copy=False)
 
@@ -131,7 +131,7 @@ def decode(carried: np.ndarray, name: str) -> np.ndarray:
 
 
 def data_bytes(array: np.ndarray) -> memoryview:
-    """The bytes of `encode` in C order, for a hash or a file."""
+    """The bytes of `encode`, for a hash or a file."""
     return encode(array).reshape(-1).view(np.uint8).data
 
 

@@ -91,7 +91,7 @@ def fused(a: list[float], b: list[float], c: float, step: Step) -> float:
             terms.append((x * y, exponent_of(x, step.operands) + exponent_of(y, step.operands)))
     if c:
         terms.append((Fraction(c), exponent_of(Fraction(c), accumulator)))
-    top = max([-133, *(e for _, e in terms)])
+    top = max([-21 if step.rounds_to_f16 else -133, *(e for _, e in terms)])
     unit = Fraction(2) ** (top - step.cut)
     total = sum((toward_zero(x, unit) for x, _ in terms), Fraction(0))
     if not total:

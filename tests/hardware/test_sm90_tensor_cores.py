@@ -7,7 +7,7 @@ from dataclasses import replace
 import exact_tensor_core as exact
 import numpy as np
 import pytest
-from captures import DTYPES, load, mismatches
+from captures import DATA, DTYPES, load, mismatches
 from hard_tiles import CATEGORIES, random_operand, random_tiles
 
 import refkern
@@ -88,6 +88,24 @@ def test_captures_see_the_lowest_alignment(floor, monkeypatch):
     monkeypatch.setattr(tensor_cores, "LOWEST_ALIGNMENT", floor)
     a, b, c, d = captured("mma_bf16_k16")
     assert mismatches(reference.mma("mma.m16n8k16.bf16", a, b, c), d) > 0
+
+
+@pytest.mark.parametrize("mma", [sm90.mma, reference.mma])
+def test_a_float16_accumulator_aligns_to_no_less_than_2_to_the_minus_21(mma):
+    """Ties of half a quantum that a term down to 2^-46 breaks and a smaller one does not."""
+    with np.load(DATA / "h200_f16_accumulator.npz") as file:
+        a, b, c, d = (file[name].view(np.float16) for name in "abcd")
+    got = mma("mma.m16n8k16.f16.f16acc", a[:, None], b[:, None], c[:, None, None])
+    assert mismatches(got[:, 0, 0], d) == 0
+
+
+@pytest.mark.parametrize("floor", [-20, -22])
+def test_the_device_sees_the_lowest_alignment_of_float16(floor, monkeypatch):
+    monkeypatch.setattr(tensor_cores, "LOWEST_ALIGNMENT_OF_FLOAT16", floor)
+    with np.load(DATA / "h200_f16_accumulator.npz") as file:
+        a, b, c, d = (file[name].view(np.float16) for name in "abcd")
+    got = reference.mma("mma.m16n8k16.f16.f16acc", a[:, None], b[:, None], c[:, None, None])
+    assert mismatches(got[:, 0, 0], d) > 0
 
 
 # ------------------------------------------------------------------------ exact rational arithmetic

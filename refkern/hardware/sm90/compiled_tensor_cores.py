@@ -26,6 +26,7 @@ from refkern.hardware.sm90.tensor_cores import (
     ABSENT,
     INSTRUCTIONS,
     LOWEST_ALIGNMENT,
+    LOWEST_ALIGNMENT_OF_FLOAT16,
     TF32,
     TF32_IGNORED_BITS,
     Instruction,
@@ -100,7 +101,8 @@ def _fused_scalar(
     lower = c == -INFINITY
     nan = c != c
     c_significand, c_exponent = _accumulator(ZERO if nan or upper or lower else c, lowest)
-    top = max(numba.int64(c_exponent), LOWEST_ALIGNMENT)
+    least = LOWEST_ALIGNMENT_OF_FLOAT16 if half else LOWEST_ALIGNMENT
+    top = max(numba.int64(c_exponent), numba.int64(least))
     for i in range(products):
         a, b = packed_a[i], packed_b[i, lane]
         ea, eb = _exponent(a), _exponent(b)
@@ -154,11 +156,12 @@ def _fused_lanes(
     top: Any, total: Any, c_significands: Any, c_exponents: Any,
 ) -> None:  # fmt: skip
     """One fused sum of 16 finite outputs: state[s] becomes state[s] + the products."""
+    least = numba.int32(LOWEST_ALIGNMENT_OF_FLOAT16 if half else LOWEST_ALIGNMENT)
     for lane in range(LANES):
         significand, exponent = _accumulator(state[s, lane], lowest)
         c_significands[lane] = significand
         c_exponents[lane] = exponent
-        top[lane] = max(exponent, numba.int32(LOWEST_ALIGNMENT))
+        top[lane] = max(exponent, least)
     for i in range(products):
         row_exponent = row_exponents[i]
         for lane in range(LANES):

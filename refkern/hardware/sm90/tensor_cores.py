@@ -31,6 +31,8 @@ TF32 = Format("tf32", 19, 10, 127, (255 << 10) - 1, 255 << 10, (255 << 10) + 512
 TF32_IGNORED_BITS = 13
 #: the exponent to which terms are aligned is never below this
 LOWEST_ALIGNMENT = -133
+#: the same of a float16 accumulator: found where a tie is broken by a term below 2^-46
+LOWEST_ALIGNMENT_OF_FLOAT16 = -21
 #: exponent of a zero, which takes no part in the alignment
 ABSENT = -1000
 
@@ -61,6 +63,12 @@ class Instruction:
     order: tuple[int, ...] = field(default=(), repr=False)
     #: the fused sums start from +0, and C is added to their result by an ordinary FADD
     adds_outside: bool = False
+
+    @property
+    def lowest_alignment(self) -> int:
+        """Terms are never aligned to a smaller exponent than this."""
+        half = self.accumulator is FLOAT16
+        return LOWEST_ALIGNMENT_OF_FLOAT16 if half else LOWEST_ALIGNMENT
 
     @property
     def significands(self) -> Format:
@@ -257,7 +265,7 @@ def fused_sum(a: Terms, b: Terms, c: np.ndarray, instruction: Instruction) -> np
     products = a.significand * b.significand
     exponents = a.exponent + b.exponent
     top = np.maximum(exponents.max(axis=-1), accumulator.exponent)
-    top = np.maximum(top, LOWEST_ALIGNMENT)
+    top = np.maximum(top, instruction.lowest_alignment)
     point = 2 * instruction.significands.mantissa_bits
     cut = _cut(products, fraction - point + exponents - top[..., None])
     total = cut.sum(axis=-1) + _cut(
