@@ -76,6 +76,12 @@ def run(call: Call, recipe: NormRecipe, out: np.ndarray) -> None:
 
 def _lines(array: np.ndarray, width: int) -> tuple[np.ndarray, int]:
     """x or gate as lines of ``width`` elements: codes, or float32 as it is."""
+    flags = array.flags
+    if flags.c_contiguous and flags.aligned:
+        flat, stride = array.reshape(-1), width
+        flat = flat if flat.itemsize == 4 else flat.view(np.uint16)
+        flat.flags.writeable = False
+        return flat, stride
     flat, stride = rows_of(array.reshape(-1, width))
     return flat.view(np.float32) if flat.itemsize == 4 else flat, stride
 
