@@ -14,7 +14,6 @@ import numba
 import numpy as np
 
 from refkern.arithmetic import Sigmoid, Silu
-from refkern.casts import widen
 from refkern.compiled import activations, casts, sums
 from refkern.compiled.bits import fma, jit
 from refkern.compiled.rows import flat_output, rows_of
@@ -58,8 +57,7 @@ def run(call: Call, recipe: NormRecipe, out: np.ndarray) -> None:
     kernel = _kernel(recipe, call.activation, call.x.dtype)
     x, x_stride = _lines(call.x, width)
     gate, gate_stride = _lines(call.gate, width)
-    scale = np.ascontiguousarray(widen(call.scale)).reshape(-1)
-    scale.flags.writeable = False
+    scale, _ = _lines(call.scale, columns)
     mean_by = columns if recipe.mean_factor is None else recipe.mean_factor
     how = How(kernel.lanes, kernel.subgroup, float(mean_by), call.epsilon)
     flat = flat_output(out)
@@ -92,6 +90,7 @@ def _run_shared(
 ) -> None:  # fmt: skip
     """The same bits for few and wide rows: every step shares each row among threads."""
     columns, strips = scale.size, -(-scale.size // STRIP)
+    wide_scale = kernel.load(scale, np.empty(columns, np.float32))
     wide = np.empty((rows, columns), np.float32)
     inv = np.empty(rows, np.float32)
     strip_cost = STRIP * NANOSECONDS_AN_ELEMENT
@@ -105,7 +104,7 @@ def _run_shared(
 
     def finish(first: int, stop: int) -> None:
         kernel.finish_strips(
-            wide, inv, gate, gate_stride, kernel.table, scale, groups, strips, out, first, stop
+            wide, inv, gate, gate_stride, kernel.table, wide_scale, groups, strips, out, first, stop
         )
 
     launch(load, rows * strips, strip_cost)
@@ -140,6 +139,7 @@ class Kernel:
     #: whole rows: statistics, then every element
     rows: Any
     #: the same in steps, for rows that are shared
+    load: Any
     load_strips: Any
     statistics: Any
     finish_strips: Any
@@ -176,6 +176,7 @@ def _kernel(recipe: NormRecipe, activation: str, dtype: np.dtype) -> Kernel:
         statistics = _statistics(squares, inverse)
     return Kernel(
         rows=_rows(statistics, finish_row, fmt),
+        load=_load(fmt),
         load_strips=_load_strips(fmt),
         statistics=statistics,
         finish_strips=_finish_strips(finish_row),
@@ -235,6 +236,7 @@ def _rows(statistics: Any, finish_row: Any, fmt: Format) -> Any:
         buffer = np.empty(buffered * TOGETHER * n, np.float32)
         gate_values = np.empty(n, np.float32)
         inv = np.empty(TOGETHER, np.float32)
+        wide_scale = load(scale, np.empty(buffered * n, np.float32))
         for start in range(first, stop, TOGETHER):
             end = min(start + TOGETHER, stop)
             # Where there are fewer than four rows the last one stands in for the others.
@@ -247,7 +249,7 @@ def _rows(statistics: Any, finish_row: Any, fmt: Format) -> Any:
             statistics(together, end - start, how, inv)
             for row in range(start, end):
                 finish_row(
-                    together[row - start], inv[row - start], scale,
+                    together[row - start], inv[row - start], wide_scale,
                     _line(gate, gate_stride, row, groups, n), table, gate_values,
                     out[row * n : row * n + n],
                 )  # fmt: skip
