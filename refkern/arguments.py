@@ -28,6 +28,8 @@ def as_array(name: str, value: Any) -> np.ndarray:
 
     numpy arrays, torch CPU tensors, whatever has ``__array__`` or ``__dlpack__``, and sequences.
     """
+    if type(value) is np.ndarray and value.dtype.isnative:
+        return value
     if is_torch(value):
         return torch_to_numpy(name, value)
     if isinstance(value, np.ndarray):
