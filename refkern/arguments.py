@@ -28,6 +28,8 @@ def as_array(name: str, value: Any) -> np.ndarray:
 
     numpy arrays, torch CPU tensors, whatever has ``__array__`` or ``__dlpack__``, and sequences.
     """
+    if type(value) is np.ndarray and value.dtype.isnative:
+        return value
     if is_torch(value):
         return torch_to_numpy(name, value)
     if isinstance(value, np.ndarray):
@@ -126,7 +128,10 @@ def integer(name: str, value: Any, *, at_least: int) -> int:
 
 def non_negative(name: str, value: Any) -> float:
     """A real number >= 0, infinity included; NaN and negative numbers are refused."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real | np.floating):
+    # The check of an abstract class costs more than all the rest; most values are plain floats.
+    if type(value) is not float and (
+        isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real | np.floating)
+    ):
         raise InvalidInput(name, repr(value), "a real number is needed")
     try:
         number = float(value)

@@ -14,7 +14,7 @@ import numpy as np
 from refkern.errors import InvalidInput
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # one object a format: compared by identity, hashed fast
 class Format:
     """A binary floating-point format.
 

@@ -70,7 +70,7 @@ class Op:
 
     def part(self, name: str) -> ModuleType:
         """A module of the op's folder, loaded when it is first needed."""
-        return import_module(f"refkern.ops.{self.name}.{name}")
+        return _part(self.name, name)
 
     @property
     def recipes(self) -> Mapping[str, Any]:
@@ -151,6 +151,11 @@ def _is_plain(out: np.ndarray, call: Call) -> bool:
     inputs = [array for array in call.inputs.values() if array is not None]
     shared = any(np.may_share_memory(out, array) for array in inputs)
     return out.flags.c_contiguous and out.flags.aligned and not shared
+
+
+@functools.cache
+def _part(op: str, name: str) -> ModuleType:
+    return import_module(f"refkern.ops.{op}.{name}")
 
 
 @functools.cache

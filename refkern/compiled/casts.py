@@ -160,11 +160,8 @@ def _narrow_by_addition(target: Format, saturate: bool, canonical: bool) -> Any:
     magic_bits = numba.uint32(int(magic.view(np.uint32)))
     smallest_normal = numba.uint32((target.min_exponent + FLOAT32.bias) << FLOAT32.mantissa_bits)
     rebias = numba.uint32((FLOAT32.bias - target.bias) << FLOAT32.mantissa_bits)
-    below_half, shift, one = (
-        numba.uint32((1 << dropped - 1) - 1),
-        numba.uint32(dropped),
-        numba.uint32(1),
-    )
+    below_half = numba.uint32((1 << dropped - 1) - 1)
+    shift, one = numba.uint32(dropped), numba.uint32(1)
     magnitude_mask, infinity = numba.uint32(FLOAT32.magnitude), numba.uint32(FLOAT32.infinity or 0)
     max_finite = numba.uint32(target.max_finite)
     overflow = numba.uint32(target.max_finite if saturate else target.overflow)
@@ -178,13 +175,15 @@ def _narrow_by_addition(target: Format, saturate: bool, canonical: bool) -> Any:
         bits = float32_bits(value)
         magnitude = bits & magnitude_mask
         subnormal = numba.uint32(float32_bits(bits_float32(magnitude) + magic) - magic_bits)
-        even = numba.uint32(magnitude >> shift) & one
-        normal = numba.uint32(magnitude + below_half + even - rebias) >> shift
+        even = numba.uint32(numba.uint32(magnitude >> shift) & one)
+        normal = numba.uint32(magnitude + below_half + even - rebias)
+        normal = numba.uint32(normal >> shift)
         code = subnormal if magnitude < smallest_normal else normal
         code = overflow if code > max_finite else code
-        code = numba.uint32(code | ((bits >> to_sign) & sign))
-        nan_code = numba.uint32(nan | ((bits >> to_sign) & nan_sign))
-        return result(nan_code if magnitude > infinity else code)
+        code = nan if magnitude > infinity else code
+        signs = numba.uint32(numba.uint32(bits >> to_sign) & sign)
+        signs = signs & nan_sign if magnitude > infinity else signs
+        return result(code | signs)
 
     return narrow
 

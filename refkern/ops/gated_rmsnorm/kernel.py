@@ -14,7 +14,6 @@ import numba
 import numpy as np
 
 from refkern.arithmetic import Sigmoid, Silu
-from refkern.casts import widen
 from refkern.compiled import activations, casts, sums
 from refkern.compiled.bits import fma, jit
 from refkern.compiled.rows import flat_output, rows_of
@@ -28,7 +27,7 @@ from refkern.threads import get_num_threads, launch
 
 NANOSECONDS_AN_ELEMENT = 1.0
 #: rows whose statistics are taken together, so that one row's additions need not wait for the last
-TOGETHER = 4
+TOGETHER = 8
 #: rows of at least so many columns are shared among threads where there are too few of them
 SHARED_COLUMNS = 1 << 16
 #: columns that a thread takes at a time of a shared row
@@ -58,8 +57,7 @@ def run(call: Call, recipe: NormRecipe, out: np.ndarray) -> None:
     kernel = _kernel(recipe, call.activation, call.x.dtype)
     x, x_stride = _lines(call.x, width)
     gate, gate_stride = _lines(call.gate, width)
-    scale = np.ascontiguousarray(widen(call.scale)).reshape(-1)
-    scale.flags.writeable = False
+    scale, _ = _lines(call.scale, columns)
     mean_by = columns if recipe.mean_factor is None else recipe.mean_factor
     how = How(kernel.lanes, kernel.subgroup, float(mean_by), call.epsilon)
     flat = flat_output(out)
@@ -76,6 +74,12 @@ def run(call: Call, recipe: NormRecipe, out: np.ndarray) -> None:
 
 def _lines(array: np.ndarray, width: int) -> tuple[np.ndarray, int]:
     """x or gate as lines of ``width`` elements: codes, or float32 as it is."""
+    flags = array.flags
+    if flags.c_contiguous and flags.aligned:
+        flat, stride = array.reshape(-1), width
+        flat = flat if flat.itemsize == 4 else flat.view(np.uint16)
+        flat.flags.writeable = False
+        return flat, stride
     flat, stride = rows_of(array.reshape(-1, width))
     return flat.view(np.float32) if flat.itemsize == 4 else flat, stride
 
@@ -86,6 +90,7 @@ def _run_shared(
 ) -> None:  # fmt: skip
     """The same bits for few and wide rows: every step shares each row among threads."""
     columns, strips = scale.size, -(-scale.size // STRIP)
+    wide_scale = kernel.load(scale, np.empty(columns, np.float32))
     wide = np.empty((rows, columns), np.float32)
     inv = np.empty(rows, np.float32)
     strip_cost = STRIP * NANOSECONDS_AN_ELEMENT
@@ -93,25 +98,26 @@ def _run_shared(
     def load(first: int, stop: int) -> None:
         kernel.load_strips(x, x_stride, groups, strips, wide, first, stop)
 
-    def statistics(first: int, stop: int) -> None:
+    def sum_rows(first: int, stop: int) -> None:
         for row in range(first, stop):
-            kernel.statistics((wide[row],) * TOGETHER, 1, how, inv[row:])
+            kernel.sum_rows((wide[row],) * TOGETHER, 1, how, inv[row:])
 
     def finish(first: int, stop: int) -> None:
         kernel.finish_strips(
-            wide, inv, gate, gate_stride, kernel.table, scale, groups, strips, out, first, stop
+            wide, inv, gate, gate_stride, kernel.table, wide_scale, groups, strips, out, first, stop
         )
 
     launch(load, rows * strips, strip_cost)
     if kernel.lane_sums is None:
-        launch(statistics, rows, columns * NANOSECONDS_AN_ELEMENT)
+        launch(sum_rows, rows, columns * NANOSECONDS_AN_ELEMENT)
     else:
         _share_lanes(kernel, wide, how, inv)
+    kernel.invert(inv, rows, how)
     launch(finish, rows * strips, strip_cost)
 
 
-def _share_lanes(kernel: Kernel, wide: np.ndarray, how: How, inv: np.ndarray) -> None:
-    """inv of every row: neighbouring lanes, which read neighbouring memory, go to one thread."""
+def _share_lanes(kernel: Kernel, wide: np.ndarray, how: How, sums: np.ndarray) -> None:
+    """Every row's sum: neighbouring lanes, which read neighbouring memory, go to one thread."""
     rows, columns = wide.shape
     lanes, parts = how.lanes, min(get_num_threads(), how.lanes)
     totals = np.zeros((rows, lanes * kernel.components), np.float32)
@@ -124,7 +130,7 @@ def _share_lanes(kernel: Kernel, wide: np.ndarray, how: How, inv: np.ndarray) ->
 
     launch(share, rows * parts, columns * NANOSECONDS_AN_ELEMENT / parts)
     for row in range(rows):
-        inv[row] = kernel.combine(totals[row], how)
+        sums[row] = kernel.combine(totals[row], how)
 
 
 @dataclass(frozen=True)
@@ -134,8 +140,10 @@ class Kernel:
     #: whole rows: statistics, then every element
     rows: Any
     #: the same in steps, for rows that are shared
+    load: Any
     load_strips: Any
-    statistics: Any
+    sum_rows: Any
+    invert: Any
     finish_strips: Any
     #: the order of the sum, where it has lanes
     lanes: int
@@ -157,21 +165,23 @@ def _kernel(recipe: NormRecipe, activation: str, dtype: np.dtype) -> Kernel:
         finish = "one-store"
     by_table = fmt.bits == 16
     finish_row = _finish_row(finish, None if by_table else gate_function, fmt)
-    inverse = _inverse(recipe.mean_factor is not None, recipe.rsqrt)
+    invert = _invert(recipe.mean_factor is not None, recipe.rsqrt)
     if isinstance(squares, Lanes):
-        lane_sums, combine, statistics = _lane_statistics(
-            squares.vector, squares.components, squares.strided, squares.combine, inverse
+        lane_sums, combine, sum_rows = _sum_in_lanes(
+            squares.vector, squares.components, squares.strided, squares.combine
         )
         lanes, components = squares.lanes, squares.components
         subgroup = squares.subgroup or lanes
     else:
         lane_sums = combine = None
         lanes = subgroup = components = 1
-        statistics = _statistics(squares, inverse)
+        sum_rows = _sum_in_order if squares == Sequential() else _sum_by_schedule(squares)
     return Kernel(
-        rows=_rows(statistics, finish_row, fmt),
+        rows=_rows(sum_rows, invert, finish_row, fmt),
+        load=_load(fmt),
         load_strips=_load_strips(fmt),
-        statistics=statistics,
+        sum_rows=sum_rows,
+        invert=invert,
         finish_strips=_finish_strips(finish_row),
         lanes=lanes,
         subgroup=subgroup,
@@ -199,6 +209,20 @@ def _line(flat: Any, stride: int, row: int, groups: int, columns: int) -> Any:
     return flat[start : start + columns]
 
 
+@jit
+def _line_as_it_is(
+    x: Any, stride: int, start: int, k: int, groups: int, columns: int, buffer: Any
+) -> Any:
+    return _line(x, stride, start + k, groups, columns)
+
+
+@jit
+def _line_of_buffer(
+    x: Any, stride: int, start: int, k: int, groups: int, columns: int, buffer: Any
+) -> Any:
+    return buffer[k * columns : k * columns + columns]
+
+
 @cache
 def _load(fmt: Format) -> Any:
     """jitted (row, buffer): the row in float32, in the buffer unless it was float32."""
@@ -216,8 +240,8 @@ def _load(fmt: Format) -> Any:
 
 
 @cache
-def _rows(statistics: Any, finish_row: Any, fmt: Format) -> Any:
-    load = _load(fmt)
+def _rows(sum_rows: Any, invert: Any, finish_row: Any, fmt: Format) -> Any:
+    load, loaded = _load(fmt), _line_as_it_is if fmt is FLOAT32 else _line_of_buffer
     buffered = 0 if fmt is FLOAT32 else 1
 
     @jit
@@ -229,21 +253,29 @@ def _rows(statistics: Any, finish_row: Any, fmt: Format) -> Any:
         buffer = np.empty(buffered * TOGETHER * n, np.float32)
         gate_values = np.empty(n, np.float32)
         inv = np.empty(TOGETHER, np.float32)
+        wide_scale = load(scale, np.empty(buffered * n, np.float32))
         for start in range(first, stop, TOGETHER):
-            end = min(start + TOGETHER, stop)
-            # Where there are fewer than four rows the last one stands in for the others.
-            last = end - 1
-            x0 = load(_line(x, x_stride, start, groups, n), buffer[:n])
-            x1 = load(_line(x, x_stride, min(start + 1, last), groups, n), buffer[n : 2 * n])
-            x2 = load(_line(x, x_stride, min(start + 2, last), groups, n), buffer[2 * n : 3 * n])
-            x3 = load(_line(x, x_stride, last, groups, n), buffer[3 * n :])
-            together = (x0, x1, x2, x3)
-            statistics(together, end - start, how, inv)
-            for row in range(start, end):
+            count = min(TOGETHER, stop - start)
+            for k in range(buffered * count):
+                load(_line(x, x_stride, start + k, groups, n), buffer[k * n : k * n + n])
+            last = count - 1
+            together = (
+                loaded(x, x_stride, start, 0, groups, n, buffer),
+                loaded(x, x_stride, start, min(1, last), groups, n, buffer),
+                loaded(x, x_stride, start, min(2, last), groups, n, buffer),
+                loaded(x, x_stride, start, min(3, last), groups, n, buffer),
+                loaded(x, x_stride, start, min(4, last), groups, n, buffer),
+                loaded(x, x_stride, start, min(5, last), groups, n, buffer),
+                loaded(x, x_stride, start, min(6, last), groups, n, buffer),
+                loaded(x, x_stride, start, last, groups, n, buffer),
+            )
+            sum_rows(together, count, how, inv)
+            invert(inv, count, how)
+            for k in range(count):
+                row = start + k
                 finish_row(
-                    together[row - start], inv[row - start], scale,
-                    _line(gate, gate_stride, row, groups, n), table, gate_values,
-                    out[row * n : row * n + n],
+                    together[k], inv[k], wide_scale, _line(gate, gate_stride, row, groups, n),
+                    table, gate_values, out[row * n : row * n + n],
                 )  # fmt: skip
 
     return rows
@@ -357,10 +389,23 @@ def _element(finish: str, fmt: Format) -> Any:
 
 
 @cache
-def _lane_statistics(
-    vector: int, components: int, strided: bool, order: str, inverse: Any
-) -> tuple[Any, Any, Any]:
-    """jitted: the sums of a run of lanes; lanes' sums -> inv; rows -> inv."""
+def _invert(mean_by_product: bool, rsqrt: Function) -> Any:
+    """jitted (sums of squares, count, how): each sum becomes its row's inv."""
+    rsqrt_function = rsqrt.load_compiled()
+
+    @jit
+    def invert(sums: Any, count: int, how: How) -> None:
+        mean_by, epsilon = numba.float32(how.mean_by), numba.float32(how.epsilon)
+        for row in range(count):
+            mean = sums[row] * mean_by if mean_by_product else sums[row] / mean_by
+            sums[row] = rsqrt_function(mean + epsilon)
+
+    return invert
+
+
+@cache
+def _sum_in_lanes(vector: int, components: int, strided: bool, order: str) -> tuple[Any, Any, Any]:
+    """jitted: the sums of a run of lanes; all lanes' sums -> the row's; rows -> their sums."""
     add = _add_vector(vector, components)
     combine_lanes = sums.combining(order)
 
@@ -392,30 +437,16 @@ def _lane_statistics(
         total = combine_lanes(totals, 0, how.subgroup)
         for start in range(how.subgroup, how.lanes, how.subgroup):
             total += combine_lanes(totals, start, how.subgroup)
-        return inverse(total, how.mean_by, how.epsilon)
+        return total
 
     @jit
-    def statistics(together: Any, count: int, how: How, inv: Any) -> None:
+    def sum_rows(together: Any, count: int, how: How, sums: Any) -> None:
         totals = np.empty(how.lanes * components, np.float32)
         for row in range(count):
             lane_sums(together[row], how.lanes, 0, how.lanes, totals)
-            inv[row] = combine(totals, how)
+            sums[row] = combine(totals, how)
 
-    return lane_sums, combine, statistics
-
-
-@cache
-def _inverse(mean_by_product: bool, rsqrt: Function) -> Any:
-    """jitted (sum of squares, mean_by, epsilon) -> inv."""
-    rsqrt_function = rsqrt.load_compiled()
-
-    @jit
-    def inverse(total: Any, mean_by: float, epsilon: float) -> Any:
-        factor = numba.float32(mean_by)
-        mean = total * factor if mean_by_product else total / factor
-        return rsqrt_function(mean + numba.float32(epsilon))
-
-    return inverse
+    return lane_sums, combine, sum_rows
 
 
 def _add_vector(vector: int, components: int) -> Any:
@@ -445,41 +476,32 @@ def _add_vector(vector: int, components: int) -> Any:
     return add_dot
 
 
-@cache
-def _statistics(squares: Schedule, inverse: Any) -> Any:
-    """jitted: rows -> inv, for an order without lanes."""
-    sum_rows = _sum_in_order if squares == Sequential() else _sum_by_schedule(squares)
-
-    @jit
-    def statistics(together: Any, count: int, how: How, inv: Any) -> None:
-        sum_rows(together, count, inv)
-        for row in range(count):
-            inv[row] = inverse(inv[row], how.mean_by, how.epsilon)
-
-    return statistics
-
-
 @jit
-def _sum_in_order(together: Any, count: int, totals: Any) -> None:
-    a, b, c, d = together
-    total_a = total_b = total_c = total_d = ZERO
+def _sum_in_order(together: Any, count: int, how: How, sums: Any) -> None:
+    # Where there are fewer than eight rows, the last one stands in for the others.
+    a, b, c, d, e, f, g, h = together
+    total_a = total_b = total_c = total_d = total_e = total_f = total_g = total_h = ZERO
     for i in range(a.size):
         total_a += a[i] * a[i]
         total_b += b[i] * b[i]
         total_c += c[i] * c[i]
         total_d += d[i] * d[i]
-    for row, total in enumerate((total_a, total_b, total_c, total_d)):
-        if row < count:
-            totals[row] = total
+        total_e += e[i] * e[i]
+        total_f += f[i] * f[i]
+        total_g += g[i] * g[i]
+        total_h += h[i] * h[i]
+    totals = (total_a, total_b, total_c, total_d, total_e, total_f, total_g, total_h)
+    for row in range(count):
+        sums[row] = totals[row]
 
 
 def _sum_by_schedule(squares: Schedule) -> Any:
     run = sums.products(squares).run
 
     @jit
-    def sum_rows(together: Any, count: int, totals: Any) -> None:
+    def sum_rows(together: Any, count: int, how: How, sums: Any) -> None:
         for row in range(count):
-            totals[row] = run(together[row], together[row], together[row].size, totals)
+            sums[row] = run(together[row], together[row], together[row].size, sums)
 
     return sum_rows
 

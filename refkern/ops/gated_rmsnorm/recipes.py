@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -104,12 +104,13 @@ class RouteRecipe(NormRecipe):
                 f"a row of {columns}",
                 f"recipe {self.name} takes whole vectors: a multiple of 4 is needed",
             )
-        return _for_columns(self, columns)
+        if columns not in self._by_columns:
+            self._by_columns[columns] = replace(self, squares=self.route.schedule(columns))
+        return self._by_columns[columns]
 
-
-@lru_cache(maxsize=256)
-def _for_columns(recipe: RouteRecipe, columns: int) -> RouteRecipe:
-    return replace(recipe, squares=recipe.route.schedule(columns))
+    @cached_property
+    def _by_columns(self) -> dict[int, RouteRecipe]:
+        return {}
 
 
 MLAS_LIMIT = np.float32(18)
