@@ -219,30 +219,19 @@ def _load_by_position(source: Format) -> Any:
 
 
 def _add_in_order(source: Format) -> Any:
-    """jitted: acc[i] += w[i] * x[i], lane by lane as the elements lie."""
+    """jitted: acc[i] += w[i] * x[i], lane by lane as the elements lie.
+
+    One step after the other, though the accumulators then pass through memory each time: taking
+    several steps at once was slower, since a row is then read in several short streams.
+    """
     widen = casts.widen(source)
 
     @jit
     def add(b: Any, row: int, w: Any, x: Any, x_at: int, steps: int, lanes: Any, at: int) -> None:
-        step = 0
-        while step + 4 <= steps:
-            r0, x0 = row + step * STEP, x_at + step * STEP
-            r1, x1 = r0 + STEP, x0 + STEP
-            r2, x2 = r1 + STEP, x1 + STEP
-            r3, x3 = r2 + STEP, x2 + STEP
+        for step in range(steps):
+            r, c = row + step * STEP, x_at + step * STEP
             for i in range(STEP):
-                total = lanes[index(at + i)]
-                total += widen(b[index(r0 + i)]) * x[index(x0 + i)]
-                total += widen(b[index(r1 + i)]) * x[index(x1 + i)]
-                total += widen(b[index(r2 + i)]) * x[index(x2 + i)]
-                total += widen(b[index(r3 + i)]) * x[index(x3 + i)]
-                lanes[index(at + i)] = total
-            step += 4
-        while step < steps:
-            r0, x0 = row + step * STEP, x_at + step * STEP
-            for i in range(STEP):
-                lanes[index(at + i)] += widen(b[index(r0 + i)]) * x[index(x0 + i)]
-            step += 1
+                lanes[index(at + i)] += widen(b[index(r + i)]) * x[index(c + i)]
 
     return add
 
