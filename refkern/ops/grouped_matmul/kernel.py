@@ -612,7 +612,10 @@ def _exact_mma(source: Format) -> Any:
         |s| <= 2^52 q - 16 L, and s = 0 or |s| >= 2^-24 L
 
     (|s| < 2^24 u, so the latter gives 16 L + |s| <= (2^28 + 1) |s| < 2^53 u).  Where that does not
-    hold the output becomes NaN, and what is NaN at the end is computed again, sum by sum.
+    hold, 16 additions are still within 16 * 2^-53 (16 L + |s|), and a little, of the exact sum; if
+    everything within twice that rounds to the same float32, not zero (whose sign would be open),
+    that is the one.  Otherwise, a tie as a rule, the output becomes NaN, and what is NaN at the end
+    is computed again, sum by sum.
     """
     widen = casts.widen(source)
     exact_sum = sums.products(schedules.Exact(rounded_products=False)).run
@@ -646,6 +649,9 @@ def _exact_mma(source: Format) -> Any:
                 size = abs(before)
                 high = room * quantum_b[n] - taken
                 proven = (size <= high) & ((size >= low) | (size == 0.0))
+                margin = (taken + size) * 2.0**-48
+                down, up = numba.float32(s - margin), numba.float32(s + margin)
+                proven |= (down == up) & (down != ZERO)
                 total[index(to + n)] = numba.float64(numba.float32(s)) if proven else np.nan
 
     @jit

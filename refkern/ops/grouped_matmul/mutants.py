@@ -392,8 +392,9 @@ def inputs_through(way: str, source: str) -> Callable[[Call], Call]:
     def changed(call: Call) -> Call:
         if call.a.dtype.name != source:
             return call
-        read = {n: cast(rounded_to(way, widen(call.inputs[n])), source) for n in ("a", "b")}
-        return with_inputs(call, **read)
+        read = {"a": call.a, "b": call.b}
+        narrowed = {n: cast(rounded_to(way, widen(x)), source) for n, x in read.items()}
+        return with_inputs(call, **narrowed)
 
     return changed
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from refkern.arguments import as_array, floats, integer
 from refkern.errors import InvalidInput
-from refkern.formats import BFLOAT16, FLOAT16, FLOAT32, find_format
+from refkern.formats import BFLOAT16, FLOAT16, FLOAT32, find_format, format_of
 from refkern.op import Call, Op
 
 OPERANDS = (BFLOAT16, FLOAT16)
@@ -52,9 +52,7 @@ def check(
     Semantics: Modular MAX `grouped_matmul` for Apple GPUs; relatives by recipe.
     """
     a = floats("a", a, OPERANDS, axes="rows, K")
-    b = floats(
-        "b", b, (find_format(a.dtype),), axes="experts, N, K", shape=(None, None, a.shape[1])
-    )
+    b = floats("b", b, (format_of(a.dtype),), axes="experts, N, K", shape=(None, None, a.shape[1]))
     expert_ids = integers("expert_ids", expert_ids, axes="groups")
     a_offsets = integers("a_offsets", a_offsets, axes="groups + 1")
     if a_offsets.size != expert_ids.size + 1:
@@ -117,7 +115,7 @@ def output_name(dtype: Any) -> str | None:
     if dtype is None:
         return None
     found = find_format(dtype) or find_format(str(dtype).removeprefix("torch."))
-    if found not in OUTPUTS:
+    if found is None or found not in OUTPUTS:
         raise InvalidInput(
             "out_dtype", repr(dtype), f"allowed are {', '.join(map(str, OUTPUTS))} and None"
         )
@@ -126,7 +124,7 @@ def output_name(dtype: Any) -> str | None:
 
 def output(call: Call) -> tuple[tuple[int, ...], np.dtype]:
     name = call.out_dtype
-    dtype = call.a.dtype if name is None else find_format(name).dtype  # type: ignore[union-attr]
+    dtype = call.a.dtype if name is None else format_of(name).dtype
     return (call.a.shape[0], call.b.shape[1]), dtype
 
 
