@@ -219,30 +219,19 @@ def _load_by_position(source: Format) -> Any:
 
 
 def _add_in_order(source: Format) -> Any:
-    """jitted: acc[i] += w[i] * x[i], lane by lane as the elements lie."""
+    """jitted: acc[i] += w[i] * x[i], lane by lane as the elements lie.
+
+    One step after the other, though the accumulators then pass through memory each time: taking
+    several steps at once was slower, since a row is then read in several short streams.
+    """
     widen = casts.widen(source)
 
     @jit
     def add(b: Any, row: int, w: Any, x: Any, x_at: int, steps: int, lanes: Any, at: int) -> None:
-        step = 0
-        while step + 4 <= steps:
-            r0, x0 = row + step * STEP, x_at + step * STEP
-            r1, x1 = r0 + STEP, x0 + STEP
-            r2, x2 = r1 + STEP, x1 + STEP
-            r3, x3 = r2 + STEP, x2 + STEP
+        for step in range(steps):
+            r, c = row + step * STEP, x_at + step * STEP
             for i in range(STEP):
-                total = lanes[index(at + i)]
-                total += widen(b[index(r0 + i)]) * x[index(x0 + i)]
-                total += widen(b[index(r1 + i)]) * x[index(x1 + i)]
-                total += widen(b[index(r2 + i)]) * x[index(x2 + i)]
-                total += widen(b[index(r3 + i)]) * x[index(x3 + i)]
-                lanes[index(at + i)] = total
-            step += 4
-        while step < steps:
-            r0, x0 = row + step * STEP, x_at + step * STEP
-            for i in range(STEP):
-                lanes[index(at + i)] += widen(b[index(r0 + i)]) * x[index(x0 + i)]
-            step += 1
+                lanes[index(at + i)] += widen(b[index(r + i)]) * x[index(c + i)]
 
     return add
 
@@ -623,7 +612,10 @@ def _exact_mma(source: Format) -> Any:
         |s| <= 2^52 q - 16 L, and s = 0 or |s| >= 2^-24 L
 
     (|s| < 2^24 u, so the latter gives 16 L + |s| <= (2^28 + 1) |s| < 2^53 u).  Where that does not
-    hold the output becomes NaN, and what is NaN at the end is computed again, sum by sum.
+    hold, 16 additions are still within 16 * 2^-53 (16 L + |s|), and a little, of the exact sum; if
+    everything within twice that rounds to the same float32, not zero (whose sign would be open),
+    that is the one.  Otherwise, a tie as a rule, the output becomes NaN, and what is NaN at the end
+    is computed again, sum by sum.
     """
     widen = casts.widen(source)
     exact_sum = sums.products(schedules.Exact(rounded_products=False)).run
@@ -657,6 +649,9 @@ def _exact_mma(source: Format) -> Any:
                 size = abs(before)
                 high = room * quantum_b[n] - taken
                 proven = (size <= high) & ((size >= low) | (size == 0.0))
+                margin = (taken + size) * 2.0**-48
+                down, up = numba.float32(s - margin), numba.float32(s + margin)
+                proven |= (down == up) & (down != ZERO)
                 total[index(to + n)] = numba.float64(numba.float32(s)) if proven else np.nan
 
     @jit

@@ -115,7 +115,7 @@ def output_name(dtype: Any) -> str | None:
     if dtype is None:
         return None
     found = find_format(dtype) or find_format(str(dtype).removeprefix("torch."))
-    if found not in OUTPUTS:
+    if found is None or found not in OUTPUTS:
         raise InvalidInput(
             "out_dtype", repr(dtype), f"allowed are {', '.join(map(str, OUTPUTS))} and None"
         )
@@ -124,7 +124,7 @@ def output_name(dtype: Any) -> str | None:
 
 def output(call: Call) -> tuple[tuple[int, ...], np.dtype]:
     name = call.out_dtype
-    dtype = call.a.dtype if name is None else find_format(name).dtype  # type: ignore[union-attr]
+    dtype = call.a.dtype if name is None else format_of(name).dtype
     return (call.a.shape[0], call.b.shape[1]), dtype
 
 
