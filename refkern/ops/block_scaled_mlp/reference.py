@@ -11,7 +11,7 @@ from refkern.group_dots import GROUP
 from refkern.op import Call
 from refkern.ops.block_scaled_mlp.recipes import MlpRecipe
 from refkern.quantize import quantize
-from refkern.swiglu import swiglu_values
+from refkern.swiglu_variants import swiglu_values
 
 
 def reference(m: Any, call: Call, recipe: MlpRecipe) -> None:

@@ -12,7 +12,7 @@ from refkern.formats import BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E8M0FNU, FLOAT32
 from refkern.group_dots import GROUP
 from refkern.op import Call, Op
 from refkern.quantize import SCALE_FORMATS, quantize_fp8, quantize_fp8_blocks
-from refkern.swiglu import checked_limit, swiglu
+from refkern.swiglu_variants import checked_limit, swiglu
 
 SCALES = (FLOAT32, FLOAT8_E8M0FNU)
 
