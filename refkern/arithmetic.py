@@ -97,6 +97,10 @@ class Bits:
     def fma(self, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         return fma(_float32(a), _float32(b), _float32(c))
 
+    def negative(self, x: np.ndarray) -> np.ndarray:
+        """Exact: the sign changed, of zeros and NaN too."""
+        return -_float32(x)
+
     def exp(self, x: np.ndarray, function: Function) -> np.ndarray:
         return function(_float32(x))
 
