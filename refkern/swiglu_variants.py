@@ -144,12 +144,12 @@ def swiglu_values(
         gate_limit = rounded(m.constant(limit), variant.rounds_gate_limit)
         up_limit = rounded(m.constant(limit), variant.rounds_up_limit)
         gate = lower(gate, gate_limit) if variant.clamp == "before" else gate
-        up = larger(lower(up, up_limit), -up_limit)
+        up = larger(lower(up, up_limit), m.negative(up_limit))
     if variant.adds_beta(limit):
         up = rounded(m.add(up, m.constant(variant.beta)), each)
 
     exponent = gate if variant.alpha == 1 else rounded(m.mul(m.constant(variant.alpha), gate), each)
-    below = m.add(m.constant(1), m.exp(-exponent, variant.exp))
+    below = m.add(m.constant(1), m.exp(m.negative(exponent), variant.exp))
     if variant.join == "up-gate-first":
         value = m.div(m.mul(up, gate), below)
     else:

@@ -383,8 +383,11 @@ def test_what_nan_infinity_and_huge_values_become() -> None:
         untouched = reference(**plain, limit=7.0, scale_format="float32", recipe=recipe)
         for token in (0, 4):
             assert difference(found["out"][token], untouched["out"][token]).mismatches == 0
-    kept = reference(**given, limit=7.0, recipe="deepseek-v4-ref")["out"].astype(np.float32)
-    assert not np.isfinite(kept[2]).any()
+    # tilelang's clamp makes -448 of a NaN in x, and of an infinity too, whose scale is infinite:
+    # sums of +-inf, of which torch's clamp makes the limit, and silu NaN.
+    kept = reference(**given, limit=7.0, recipe="deepseek-v4-ref")["act"].astype(np.float32)
+    assert np.isfinite(kept[1]).all()
+    assert 0 < np.isnan(kept[2]).mean() < 1
 
 
 def test_zero_tokens_and_blocks() -> None:
