@@ -158,6 +158,11 @@ class Bits:
         filled[..., :n] = x
         return filled.reshape(*lead, count, size)
 
+    def ungroup(self, x: np.ndarray, n: int) -> np.ndarray:
+        """[.., groups, size] -> [.., n]: without what filled the last group up."""
+        *lead, count, size = x.shape
+        return x.reshape(*lead, count * size)[..., :n]
+
     def apply(self, function: Function, *x: np.ndarray) -> np.ndarray:
         """A named function of float32, element by element, as its own definition has it."""
         return function(*map(_float32, x))

@@ -22,6 +22,13 @@ def tiles(n: int) -> int:
     return -(-n // GROUP)
 
 
+def row_blocks(*parts: int) -> np.ndarray:
+    """int64: the row of the scales of every weight row, where the parts are tiled one by one."""
+    firsts = [sum(map(tiles, parts[:i])) for i in range(len(parts))]
+    blocks = [first + np.arange(rows) // GROUP for first, rows in zip(firsts, parts, strict=True)]
+    return np.concatenate(blocks)
+
+
 def check(
     x: Any,
     w13: Any,
