@@ -52,17 +52,18 @@ class Bits:
         #: the stage recorded last; "" before the first
         self.current = ""
 
-    def stage(
-        self, name: str, value: np.ndarray, unrounded: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Record a stage, every NaN as the canonical one, and go on with it.
-
-        unrounded: what to go on with instead, where a recipe does not round here at all; a
-        candidate's stage still comes first.
-        """
+    def stage(self, name: str, value: np.ndarray) -> np.ndarray:
+        """Record a stage, every NaN as the canonical one, and go on with it."""
         self.stages[name] = casts.canonical(np.ascontiguousarray(value))
         self.current = name
-        return self._given.get(name, self.stages[name] if unrounded is None else unrounded)
+        return self._given.get(name, self.stages[name])
+
+    def unrounded(self, stage: np.ndarray, value: np.ndarray) -> np.ndarray:
+        """What a recipe goes on with that does not round where a stage was just recorded.
+
+        That is ``value``, which the stage shows rounded; a candidate's stage still comes first.
+        """
+        return stage if self.current in self._given else value
 
     def widen(self, x: np.ndarray) -> np.ndarray:
         """A narrow float as float32: exact."""

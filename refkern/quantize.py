@@ -230,7 +230,7 @@ def quantize(m: Any, x: Any, scaling: Scaling, source: np.dtype = FLOAT32.dtype)
     amax = m.largest_magnitude(x, scaling.nan)
     amax = larger(amax, m.constant(scaling.amax_floor))
 
-    factor = None
+    factor: Any = None
     if scaling.factor is not None:
         limit = m.constant(_largest_finite(source))
         factor = m.apply(scaling.factor, amax, largest, limit)

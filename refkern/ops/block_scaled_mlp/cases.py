@@ -8,6 +8,7 @@ every choice of order, fusing and accumulator is in sight.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from refkern.case import (
     Case,
@@ -85,7 +86,7 @@ WIDE = tuple(
 MIXED = tuple(WIDE[(i * 45 + 17) % 128] for i in range(128))
 
 
-def cancelling(first: int, second: int) -> dict[str, tuple[Put | Scale, ...]]:
+def cancelling(first: int, second: int) -> dict[str, Any]:
     """Two groups of K whose exact dots are opposite and large, in every row of gate and up.
 
     The second group has the first one's products in another order and with the other sign, so a

@@ -27,7 +27,7 @@ def reference(m: Any, call: Call, recipe: MlpRecipe) -> None:
 
     w13_scale = m.widen(call.w13_scale[row_blocks(inter, inter)])
     sums = project(m, x_codes, x_scales, call.w13, w13_scale, recipe)
-    sums = m.stage("gate_up_sums", m.cast(sums, FLOAT32.dtype), unrounded=sums)
+    sums = m.unrounded(m.stage("gate_up_sums", m.cast(sums, FLOAT32.dtype)), sums)
     gate = m.stage("gate", m.cast(sums[:, :inter], BFLOAT16.dtype))
     up = m.stage("up", m.cast(sums[:, inter:], BFLOAT16.dtype))
 
@@ -41,7 +41,7 @@ def reference(m: Any, call: Call, recipe: MlpRecipe) -> None:
 
     w2_scale = m.widen(call.w2_scale[row_blocks(len(call.w2))])
     sums = project(m, act_codes, act_scales, call.w2, w2_scale, recipe)
-    sums = m.stage("down_sums", m.cast(sums, FLOAT32.dtype), unrounded=sums)
+    sums = m.unrounded(m.stage("down_sums", m.cast(sums, FLOAT32.dtype)), sums)
     m.stage("out", m.cast(sums, BFLOAT16.dtype))
 
 
