@@ -14,31 +14,36 @@ from typing import Any
 import numba
 import numpy as np
 
+from refkern.casts import widen
 from refkern.compiled import casts
 from refkern.compiled.bits import bits_float64, fma, jit
+from refkern.compiled.exact_dots import exact_dots
 from refkern.compiled.rows import rows_of
 from refkern.compiled.sums import LIMB_BITS, LIMBS, LOW_HALF, LOWEST_BIT, _add_exactly
-from refkern.formats import BFLOAT16, FLOAT32, FLOAT64, codes
-from refkern.group_dots import GROUP, UNIT, GroupDots
+from refkern.formats import BFLOAT16, FLOAT8_E4M3FN, FLOAT32, FLOAT64, codes
+from refkern.group_dots import GROUP, GroupDots
 from refkern.threads import launch
 
 ZERO = np.float32(0)
-NAN = np.float32(np.nan)
 NANOSECONDS_A_DOT = 2.0
+#: rows that are computed together, so that the tokens' group is read from the nearest cache
+ROWS = 8
 #: rows whose dots are held at one time, where dots come a matrix at a time
 ROWS_AT_ONCE = 2048
+
+one_dot, four_dots = exact_dots(1), exact_dots(4)
 
 
 @dataclass(frozen=True)
 class CompiledDots:
-    """One way to sum the groups' dot products."""
+    """One way to sum the groups' dot products, a few weight rows at a time."""
 
     #: what the tokens' codes become before any weight row meets them: uint8 [tokens, K] -> arrays
     prepare: Callable[[np.ndarray], tuple[np.ndarray, ...]]
-    #: jitted (prepared, w, row's start in w, K, scratch, dots): float32 dots [tokens, groups] of
-    #: one weight row
-    row: Any
-    #: what a row needs to be decoded into: K -> an array
+    #: jitted (prepared, w, where its rows start, their distance, how many, K, scratch, dots):
+    #: float32 dots [rows, tokens, groups]
+    rows: Any
+    #: jitted (tokens) -> what the rows are decoded into
     scratch: Any
     #: rough cost of one product
     nanoseconds: float
@@ -125,7 +130,7 @@ def _sum_in_order(order: Order) -> Any:
 
 @cache
 def _projection(compiled: CompiledDots, order: Order) -> Any:
-    row_dots, make_scratch = compiled.row, compiled.scratch
+    rows_dots, make_scratch = compiled.rows, compiled.scratch
     total_of = _sum_in_order(order)
     narrow = casts.narrow(FLOAT32, BFLOAT16)
 
@@ -134,12 +139,16 @@ def _projection(compiled: CompiledDots, order: Order) -> Any:
         prepared: Any, x_scale: Any, w: Any, stride: int, k: int, w_scale: Any,
         block_of_row: Any, out: Any, first: int, stop: int,
     ) -> None:  # fmt: skip
-        found = np.empty(x_scale.shape, np.float32)
-        scratch = make_scratch(k)
-        for row in range(first, stop):
-            row_dots(prepared, w, row * stride, k, scratch, found)
-            for t in range(x_scale.shape[0]):
-                out[t, row] = narrow(total_of(found, t, w_scale, block_of_row[row], x_scale))
+        tokens, groups = x_scale.shape
+        found = np.empty((ROWS, tokens, groups), np.float32)
+        scratch = make_scratch(tokens)
+        for row in range(first, stop, ROWS):
+            count = min(ROWS, stop - row)
+            rows_dots(prepared, w, row * stride, stride, count, k, scratch, found)
+            for r in range(count):
+                block = block_of_row[row + r]
+                for t in range(tokens):
+                    out[t, row + r] = narrow(total_of(found[r], t, w_scale, block, x_scale))
 
     return kernel
 
@@ -167,85 +176,75 @@ def _promotion(order: Order) -> Any:
 # ------------------------------------------------------------------------- the exact dot of a group
 
 
-@jit
-def _decode(code: Any) -> Any:
-    """An e4m3 code as an integer multiple of 2^-9; a NaN as 480 would be."""
-    bits = numba.int32(code)
-    field = (bits >> numba.int32(3)) & numba.int32(15)
-    significand = bits & numba.int32(7)
-    if field > numba.int32(0):
-        significand |= numba.int32(8)
-    magnitude = significand << max(field - numba.int32(1), numba.int32(0))
-    return -magnitude if bits >= numba.int32(128) else magnitude
+#: float64 of every e4m3 code; a NaN makes every sum that it enters NaN
+VALUES = widen(np.arange(256, dtype=np.uint8).view(FLOAT8_E4M3FN.dtype)).astype(np.float64)
+VALUES.flags.writeable = False
 
 
 @jit
-def _is_nan(code: Any) -> Any:
-    return (code & 0x7F) == 0x7F
+def _decode_group(w: Any, start: int, size: int, table: Any, values: Any, at: int) -> None:
+    """128 values from so many codes, zeros behind them."""
+    for i in range(size):
+        values[at + i] = table[w[start + i]]
+    for i in range(size, GROUP):
+        values[at + i] = 0.0
 
 
 @jit
-def _prepare_exact(x: Any, units: Any, nan: Any) -> None:
+def _decode_rows(x: Any, table: Any, values: Any) -> None:
     tokens, k = x.shape
-    for t in range(tokens):
-        for i in range(k):
-            units[t, i] = _decode(x[t, i])
-            if _is_nan(x[t, i]):
-                nan[t, i // GROUP] = True
+    groups = (k + GROUP - 1) // GROUP
+    for unit in range(tokens * groups):
+        t, start = unit // groups, unit % groups * GROUP
+        _decode_group(x[t], start, min(GROUP, k - start), table, values, unit * GROUP)
 
 
 def prepare_exact(x: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The codes as float64 [tokens * groups * 128], and the table that decodes the weights."""
     tokens, k = x.shape
-    groups = -(-k // GROUP)
-    units = np.zeros((tokens, groups * GROUP), np.int32)
-    nan = np.zeros((tokens, groups), np.bool_)
-    _prepare_exact(x, units, nan)
-    return units, nan
+    values = np.empty(tokens * -(-k // GROUP) * GROUP)
+    _decode_rows(x, VALUES, values)
+    return values, VALUES
 
 
 @jit
-def exact_scratch(k: int) -> Any:
-    groups = (k + GROUP - 1) // GROUP
-    return np.zeros(groups * GROUP, np.int32), np.zeros(groups, np.bool_)
+def exact_scratch(tokens: int) -> Any:
+    return np.empty(GROUP), np.empty(tokens)
 
 
 @jit
-def _decode_row(w: Any, start: int, k: int, units: Any, nan: Any) -> None:
-    for g in range(nan.size):
-        at, size = g * GROUP, min(GROUP, k - g * GROUP)
-        bad = numba.int32(0)
-        for i in range(size):
-            code = w[start + at + i]
-            units[at + i] = _decode(code)
-            bad |= numba.int32(_is_nan(code))
-        nan[g] = bad != 0
+def _dots_with_tokens(weights: Any, x: Any, g: int, groups: int, tokens: int, sums: Any) -> None:
+    """One row's group with every token: the exact dot products, as float64.
+
+    A product of e4m3 values is a multiple of 2^-18 and 128 of them stay below 2^25, so float64
+    holds every partial sum and no order of adding them can be seen.
+    """
+    t = 0
+    while t + 4 <= tokens:
+        four_dots(weights, x, (t * groups + g) * GROUP, groups * GROUP, sums, t)
+        t += 4
+    while t < tokens:
+        one_dot(weights, x, (t * groups + g) * GROUP, 0, sums, t)
+        t += 1
 
 
 @jit
-def _group_integer(a: Any, b: Any, t: int, at: int) -> Any:
-    """The exact dot of one group, in units of 2^-18: below 2^43, so no order can be seen."""
-    total = numba.int64(0)
-    for i in range(GROUP):
-        total += numba.int64(a[at + i]) * numba.int64(b[t, at + i])
-    return total
+def exact_rows(
+    prepared: Any, w: Any, start: int, stride: int, count: int, k: int, scratch: Any, dots: Any
+) -> None:
+    x, table = prepared
+    weights, sums = scratch
+    tokens, groups = dots.shape[1:]
+    for g in range(groups):
+        size = min(GROUP, k - g * GROUP)
+        for r in range(count):
+            _decode_group(w, start + r * stride + g * GROUP, size, table, weights, 0)
+            _dots_with_tokens(weights, x, g, groups, tokens, sums)
+            for t in range(tokens):
+                dots[r, t, g] = numba.float32(sums[t])
 
 
-@jit
-def exact_row(prepared: Any, w: Any, start: int, k: int, scratch: Any, dots: Any) -> None:
-    x_units, x_nan = prepared
-    units, nan = scratch
-    _decode_row(w, start, k, units, nan)
-    for t in range(dots.shape[0]):
-        for g in range(dots.shape[1]):
-            if nan[g] or x_nan[t, g]:
-                dots[t, g] = NAN
-            else:
-                total = _group_integer(units, x_units, t, g * GROUP)
-                # int64 -> float64 is exact here, and so is the product; then one rounding.
-                dots[t, g] = numba.float32(numba.float64(total) * UNIT)
-
-
-EXACT = CompiledDots(prepare_exact, exact_row, exact_scratch, 0.2)
+EXACT = CompiledDots(prepare_exact, exact_rows, exact_scratch, 0.2)
 
 
 # ---------------------------------------------------------------------- sums without any rounding
@@ -261,31 +260,33 @@ def exact_projection() -> Any:
         prepared: Any, x_scale: Any, w: Any, stride: int, k: int, w_scale: Any,
         block_of_row: Any, out: Any, first: int, stop: int,
     ) -> None:  # fmt: skip
-        x_units, x_nan = prepared
+        x, table = prepared
         tokens, groups = x_scale.shape
-        units, nan = exact_scratch(k)
+        weights, sums = exact_scratch(tokens)
+        dots = np.empty((tokens, groups))
         terms = np.empty((groups, 2))
         limbs = np.empty(LIMBS, np.int64)
         for row in range(first, stop):
-            _decode_row(w, row * stride, k, units, nan)
             block = block_of_row[row]
+            for g in range(groups):
+                size = min(GROUP, k - g * GROUP)
+                _decode_group(w, row * stride + g * GROUP, size, table, weights, 0)
+                _dots_with_tokens(weights, x, g, groups, tokens, sums)
+                dots[:, g] = sums
             for t in range(tokens):
-                total, size = 0.0, 0.0
+                total, magnitude = 0.0, 0.0
                 for g in range(groups):
-                    dot = numba.float64(_group_integer(units, x_units, t, g * GROUP)) * UNIT
-                    if nan[g] or x_nan[t, g]:
-                        dot = np.nan
                     # Both factors and their product with the dot's error are exact in float64.
                     scale = numba.float64(w_scale[block, g]) * numba.float64(x_scale[t, g])
-                    high = dot * scale
+                    high = dots[t, g] * scale
                     terms[g, 0] = high
-                    terms[g, 1] = fma(dot, scale, -high) if abs(high) < np.inf else 0.0
+                    terms[g, 1] = fma(dots[t, g], scale, -high) if abs(high) < np.inf else 0.0
                     total += high
-                    size += abs(high)
+                    magnitude += abs(high)
                 # Twice what rounding the products and the sums can have moved the total.
-                margin = numba.float64(groups + 1) * 2.0**-51 * size
+                margin = numba.float64(groups + 1) * 2.0**-51 * magnitude
                 code = narrow(total - margin)
-                if not (code == narrow(total + margin) and (code & 0x7FFF or size == 0.0)):
+                if not (code == narrow(total + margin) and (code & 0x7FFF or magnitude == 0.0)):
                     code = narrow(_odd_sum(terms, limbs))
                 out[t, row] = code
 
