@@ -31,7 +31,8 @@ ROWS = 8
 #: rows whose dots are held at one time, where dots come a matrix at a time
 ROWS_AT_ONCE = 2048
 
-one_dot, four_dots = exact_dots(1), exact_dots(4)
+#: exact dots of so many weight rows with so many tokens
+dots_1x1, dots_1x4, dots_2x4 = exact_dots(1, 1), exact_dots(1, 4), exact_dots(2, 4)
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class CompiledDots:
     #: what the tokens' codes become before any weight row meets them: uint8 [tokens, K] -> arrays
     prepare: Callable[[np.ndarray], tuple[np.ndarray, ...]]
     #: jitted (prepared, w, where its rows start, their distance, how many, K, scratch, dots):
-    #: float32 dots [rows, tokens, groups]
+    #: float32 dots [rows, groups, tokens]
     rows: Any
     #: jitted (tokens) -> what the rows are decoded into
     scratch: Any
@@ -77,8 +78,9 @@ def project(
     compiled = dots.load_compiled()
     if len(x) == 0:
         return
+    by_group = np.ascontiguousarray(x_scale.T)
     if isinstance(compiled, CompiledDots):
-        _project_by_rows(compiled, order, x, x_scale, w, w_scale, block_of_row, out)
+        _project_by_rows(compiled, order, x, by_group, w, w_scale, block_of_row, out)
         return
     kernel = _promotion(order)
     for start in range(0, len(w), ROWS_AT_ONCE):
@@ -86,7 +88,7 @@ def project(
         found = compiled(x, w[start:stop])
 
         def block(first: int, end: int, found: np.ndarray = found, start: int = start) -> None:
-            kernel(found, x_scale, w_scale, block_of_row, start, out, first, end)
+            kernel(found, by_group, w_scale, block_of_row, start, out, first, end)
 
         launch(block, stop - start, x_scale.size * NANOSECONDS_A_DOT)
 
@@ -107,31 +109,42 @@ def _project_by_rows(
 
 
 def _sum_in_order(order: Order) -> Any:
-    """jitted (dots [.., groups], t, w_scale, block, x_scale) -> float32."""
+    """jitted (dots [groups, tokens], w_scale, block, x_scale [groups, tokens], scratch, totals).
+
+    The tokens side by side: each has its own chain of additions, and all have the same order.
+    """
     in_slice, fused = order.groups_in_slice, order.fused
 
     @jit
-    def total_of(dots: Any, t: int, w_scale: Any, block: int, x_scale: Any) -> Any:
-        value, total, left = ZERO, ZERO, in_slice
-        for g in range(x_scale.shape[1]):
-            scale = w_scale[block, g] * x_scale[t, g]
-            dot = dots[t, g]
-            total = fma(dot, scale, total) if fused else total + dot * scale
+    def sum_in_order(
+        dots: Any, w_scale: Any, block: int, x_scale: Any, scratch: Any, totals: Any
+    ) -> None:
+        groups, tokens = x_scale.shape
+        scratch[:] = ZERO
+        totals[:] = ZERO
+        left = in_slice
+        for g in range(groups):
+            weight_scale = w_scale[block, g]
+            for t in range(tokens):
+                scale = weight_scale * x_scale[g, t]
+                dot = dots[g, t]
+                scratch[t] = fma(dot, scale, scratch[t]) if fused else scratch[t] + dot * scale
             left -= 1
-            if left == 0:
-                value += total
-                total, left = ZERO, in_slice
+            if left == 0 or (g == groups - 1 and in_slice != 0):
+                for t in range(tokens):
+                    totals[t] += scratch[t]
+                    scratch[t] = ZERO
+                left = in_slice
         if in_slice == 0:
-            return total
-        return value if left == in_slice else value + total
+            totals[:] = scratch
 
-    return total_of
+    return sum_in_order
 
 
 @cache
 def _projection(compiled: CompiledDots, order: Order) -> Any:
     rows_dots, make_scratch = compiled.rows, compiled.scratch
-    total_of = _sum_in_order(order)
+    sum_in_order = _sum_in_order(order)
     narrow = casts.narrow(FLOAT32, BFLOAT16)
 
     @jit
@@ -139,16 +152,18 @@ def _projection(compiled: CompiledDots, order: Order) -> Any:
         prepared: Any, x_scale: Any, w: Any, stride: int, k: int, w_scale: Any,
         block_of_row: Any, out: Any, first: int, stop: int,
     ) -> None:  # fmt: skip
-        tokens, groups = x_scale.shape
-        found = np.empty((ROWS, tokens, groups), np.float32)
+        groups, tokens = x_scale.shape
+        found = np.empty((ROWS, groups, tokens), np.float32)
+        totals, of_slice = np.empty(tokens, np.float32), np.empty(tokens, np.float32)
         scratch = make_scratch(tokens)
         for row in range(first, stop, ROWS):
             count = min(ROWS, stop - row)
             rows_dots(prepared, w, row * stride, stride, count, k, scratch, found)
             for r in range(count):
                 block = block_of_row[row + r]
+                sum_in_order(found[r], w_scale, block, x_scale, of_slice, totals)
                 for t in range(tokens):
-                    out[t, row + r] = narrow(total_of(found[r], t, w_scale, block, x_scale))
+                    out[t, row + r] = narrow(totals[t])
 
     return kernel
 
@@ -156,7 +171,7 @@ def _projection(compiled: CompiledDots, order: Order) -> Any:
 @cache
 def _promotion(order: Order) -> Any:
     """jitted: the dots [groups, tokens, rows] of rows from ``start`` on -> their sums."""
-    total_of = _sum_in_order(order)
+    sum_in_order = _sum_in_order(order)
     narrow = casts.narrow(FLOAT32, BFLOAT16)
 
     @jit
@@ -164,11 +179,16 @@ def _promotion(order: Order) -> Any:
         dots: Any, x_scale: Any, w_scale: Any, block_of_row: Any, start: int, out: Any,
         first: int, stop: int,
     ) -> None:  # fmt: skip
+        groups, tokens = x_scale.shape
+        found = np.empty((groups, tokens), np.float32)
+        totals, of_slice = np.empty(tokens, np.float32), np.empty(tokens, np.float32)
         for row in range(first, stop):
-            found = dots[:, :, row].T
-            block = block_of_row[start + row]
-            for t in range(x_scale.shape[0]):
-                out[t, start + row] = narrow(total_of(found, t, w_scale, block, x_scale))
+            for g in range(groups):
+                for t in range(tokens):
+                    found[g, t] = dots[g, t, row]
+            sum_in_order(found, w_scale, block_of_row[start + row], x_scale, of_slice, totals)
+            for t in range(tokens):
+                out[t, start + row] = narrow(totals[t])
 
     return kernel
 
@@ -184,10 +204,12 @@ VALUES.flags.writeable = False
 @jit
 def _decode_group(w: Any, start: int, size: int, table: Any, values: Any, at: int) -> None:
     """128 values from so many codes, zeros behind them."""
-    for i in range(size):
-        values[at + i] = table[w[start + i]]
-    for i in range(size, GROUP):
-        values[at + i] = 0.0
+    # Unsigned indices: numba asks of a signed one, each time, whether it counts from the end.
+    read, write = numba.uintp(start), numba.uintp(at)
+    for i in range(numba.uintp(size)):
+        values[write + i] = table[w[read + i]]
+    for i in range(numba.uintp(size), numba.uintp(GROUP)):
+        values[write + i] = 0.0
 
 
 @jit
@@ -209,23 +231,30 @@ def prepare_exact(x: np.ndarray) -> tuple[np.ndarray, ...]:
 
 @jit
 def exact_scratch(tokens: int) -> Any:
-    return np.empty(GROUP), np.empty(tokens)
+    return np.empty(ROWS * GROUP), np.empty(ROWS * tokens)
 
 
 @jit
-def _dots_with_tokens(weights: Any, x: Any, g: int, groups: int, tokens: int, sums: Any) -> None:
-    """One row's group with every token: the exact dot products, as float64.
+def _dots_with_tokens(
+    weights: Any, rows: int, x: Any, g: int, groups: int, tokens: int, sums: Any
+) -> None:
+    """The exact dots of one group of ``rows`` rows with every token: sums [rows, tokens].
 
     A product of e4m3 values is a multiple of 2^-18 and 128 of them stay below 2^25, so float64
     holds every partial sum and no order of adding them can be seen.
     """
-    t = 0
-    while t + 4 <= tokens:
-        four_dots(weights, x, (t * groups + g) * GROUP, groups * GROUP, sums, t)
-        t += 4
-    while t < tokens:
-        one_dot(weights, x, (t * groups + g) * GROUP, 0, sums, t)
-        t += 1
+    stride = groups * GROUP
+    for t in range(0, tokens - tokens % 4, 4):
+        at = t * stride + g * GROUP
+        for r in range(0, rows - rows % 2, 2):
+            dots_2x4(weights, r * GROUP, x, at, stride, sums, r * tokens + t, tokens)
+        if rows % 2:
+            r = rows - 1
+            dots_1x4(weights, r * GROUP, x, at, stride, sums, r * tokens + t, tokens)
+    for t in range(tokens - tokens % 4, tokens):
+        at = t * stride + g * GROUP
+        for r in range(rows):
+            dots_1x1(weights, r * GROUP, x, at, stride, sums, r * tokens + t, tokens)
 
 
 @jit
@@ -234,14 +263,17 @@ def exact_rows(
 ) -> None:
     x, table = prepared
     weights, sums = scratch
-    tokens, groups = dots.shape[1:]
+    groups, tokens = dots.shape[1:]
     for g in range(groups):
         size = min(GROUP, k - g * GROUP)
+        # All rows first: a vector load of what scalar stores have just written has to wait.
         for r in range(count):
-            _decode_group(w, start + r * stride + g * GROUP, size, table, weights, 0)
-            _dots_with_tokens(weights, x, g, groups, tokens, sums)
+            at = start + r * stride + g * GROUP
+            _decode_group(w, at, size, table, weights, r * GROUP)
+        _dots_with_tokens(weights, count, x, g, groups, tokens, sums)
+        for r in range(count):
             for t in range(tokens):
-                dots[r, t, g] = numba.float32(sums[t])
+                dots[r, g, t] = numba.float32(sums[r * tokens + t])
 
 
 EXACT = CompiledDots(prepare_exact, exact_rows, exact_scratch, 0.2)
@@ -253,7 +285,7 @@ EXACT = CompiledDots(prepare_exact, exact_rows, exact_scratch, 0.2)
 @cache
 def exact_projection() -> Any:
     """jitted: as `_projection`, but the sum over the groups is exact and rounded once."""
-    narrow = casts.narrow(FLOAT64, BFLOAT16)
+    exact_sum = _exact_sum()
 
     @jit
     def kernel(
@@ -261,36 +293,56 @@ def exact_projection() -> Any:
         block_of_row: Any, out: Any, first: int, stop: int,
     ) -> None:  # fmt: skip
         x, table = prepared
-        tokens, groups = x_scale.shape
+        groups, tokens = x_scale.shape
         weights, sums = exact_scratch(tokens)
-        dots = np.empty((tokens, groups))
+        dots = np.empty((ROWS, groups, tokens))
         terms = np.empty((groups, 2))
         limbs = np.empty(LIMBS, np.int64)
-        for row in range(first, stop):
-            block = block_of_row[row]
+        for start in range(first, stop, ROWS):
+            count = min(ROWS, stop - start)
             for g in range(groups):
                 size = min(GROUP, k - g * GROUP)
-                _decode_group(w, row * stride + g * GROUP, size, table, weights, 0)
-                _dots_with_tokens(weights, x, g, groups, tokens, sums)
-                dots[:, g] = sums
-            for t in range(tokens):
-                total, magnitude = 0.0, 0.0
-                for g in range(groups):
-                    # Both factors and their product with the dot's error are exact in float64.
-                    scale = numba.float64(w_scale[block, g]) * numba.float64(x_scale[t, g])
-                    high = dots[t, g] * scale
-                    terms[g, 0] = high
-                    terms[g, 1] = fma(dots[t, g], scale, -high) if abs(high) < np.inf else 0.0
-                    total += high
-                    magnitude += abs(high)
-                # Twice what rounding the products and the sums can have moved the total.
-                margin = numba.float64(groups + 1) * 2.0**-51 * magnitude
-                code = narrow(total - margin)
-                if not (code == narrow(total + margin) and (code & 0x7FFF or magnitude == 0.0)):
-                    code = narrow(_odd_sum(terms, limbs))
-                out[t, row] = code
+                for r in range(count):
+                    at = (start + r) * stride + g * GROUP
+                    _decode_group(w, at, size, table, weights, r * GROUP)
+                _dots_with_tokens(weights, count, x, g, groups, tokens, sums)
+                for r in range(count):
+                    dots[r, g] = sums[r * tokens : (r + 1) * tokens]
+            for r in range(count):
+                for t in range(tokens):
+                    block = block_of_row[start + r]
+                    code = exact_sum(dots[r], t, w_scale, block, x_scale, terms, limbs)
+                    out[t, start + r] = code
 
     return kernel
+
+
+def _exact_sum() -> Any:
+    """jitted (dots [groups, tokens], t, w_scale, block, x_scale, terms, limbs) -> bfloat16 code."""
+    narrow = casts.narrow(FLOAT64, BFLOAT16)
+
+    @jit
+    def exact_sum(
+        dots: Any, t: int, w_scale: Any, block: int, x_scale: Any, terms: Any, limbs: Any
+    ) -> Any:
+        groups = len(dots)
+        total, magnitude = 0.0, 0.0
+        for g in range(groups):
+            # Both factors and their product with the dot's error are exact in float64.
+            scale = numba.float64(w_scale[block, g]) * numba.float64(x_scale[g, t])
+            high = dots[g, t] * scale
+            terms[g, 0] = high
+            terms[g, 1] = fma(dots[g, t], scale, -high) if abs(high) < np.inf else 0.0
+            total += high
+            magnitude += abs(high)
+        # Twice what rounding the products and the sums can have moved the total.
+        margin = numba.float64(groups + 1) * 2.0**-51 * magnitude
+        code = narrow(total - margin)
+        if code == narrow(total + margin) and (code & 0x7FFF or magnitude == 0.0):
+            return code
+        return narrow(_odd_sum(terms, limbs))
+
+    return exact_sum
 
 
 @jit
@@ -341,10 +393,11 @@ def project_exactly(
     """As `project`, without any rounding before the one to bfloat16."""
     tokens, k = x.shape
     kernel, prepared = exact_projection(), prepare_exact(codes(x))
+    by_group = np.ascontiguousarray(x_scale.T)
     flat, stride = rows_of(w)
 
     def block(first: int, stop: int) -> None:
-        kernel(prepared, x_scale, flat, stride, k, w_scale, block_of_row, out, first, stop)
+        kernel(prepared, by_group, flat, stride, k, w_scale, block_of_row, out, first, stop)
 
     if tokens:
         launch(block, len(w), tokens * k * EXACT.nanoseconds)
