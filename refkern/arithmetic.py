@@ -55,17 +55,18 @@ class Bits:
         #: the stage recorded last; "" before the first
         self.current = ""
 
-    def stage(
-        self, name: str, value: np.ndarray, unrounded: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Record a stage, every NaN as the canonical one, and go on with it.
-
-        unrounded: what to go on with instead, where a recipe does not round here at all; a
-        candidate's stage still comes first.
-        """
+    def stage(self, name: str, value: np.ndarray) -> np.ndarray:
+        """Record a stage, every NaN as the canonical one, and go on with it."""
         self.stages[name] = casts.canonical(np.ascontiguousarray(value))
         self.current = name
-        return self._given.get(name, self.stages[name] if unrounded is None else unrounded)
+        return self._given.get(name, self.stages[name])
+
+    def unrounded(self, stage: np.ndarray, value: np.ndarray) -> np.ndarray:
+        """What a recipe goes on with that does not round where a stage was just recorded.
+
+        That is ``value``, which the stage shows rounded; a candidate's stage still comes first.
+        """
+        return stage if self.current in self._given else value
 
     def widen(self, x: np.ndarray) -> np.ndarray:
         """A narrow float as float32: exact."""
@@ -107,6 +108,10 @@ class Bits:
 
     def fma(self, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         return fma(_float32(a), _float32(b), _float32(c))
+
+    def negative(self, x: np.ndarray) -> np.ndarray:
+        """Exact: the sign changed, of zeros and NaN too."""
+        return -_float32(x)
 
     def exp(self, x: np.ndarray, function: Function) -> np.ndarray:
         return function(_float32(x))
@@ -163,6 +168,11 @@ class Bits:
         filled = np.zeros((*lead, count * size), x.dtype)
         filled[..., :n] = x
         return filled.reshape(*lead, count, size)
+
+    def ungroup(self, x: np.ndarray, n: int) -> np.ndarray:
+        """[.., groups, size] -> [.., n]: without what filled the last group up."""
+        *lead, count, size = x.shape
+        return x.reshape(*lead, count * size)[..., :n]
 
     def apply(self, function: Function, *x: np.ndarray) -> np.ndarray:
         """A named function of float32, element by element, as its own definition has it."""

@@ -67,7 +67,7 @@ def _integers(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     units = np.zeros((rows, groups * GROUP), np.int64)
     units[:, :k] = np.where(nan[:, :k], 0, widen(codes) * np.float32(2**9))
     shape = (rows, groups, GROUP)
-    return units.reshape(shape), np.any(nan.reshape(shape), axis=-1)
+    return units.reshape(shape), np.asarray(nan.reshape(shape).any(axis=-1))
 
 
 def exact_scaled_dots(

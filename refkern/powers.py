@@ -53,8 +53,9 @@ def up_log2(x: np.ndarray) -> np.ndarray:
     finer = (exponent < 0) & (size & (size - 1) == 0) & (bits > 0)
     hidden = np.array(LOG2_HIDES)[bits - finer]
     exponent = exponent + (above > hidden)
-    # 2^128 is infinity, and below 2^-126 is a subnormal: both exact in float64 and in the cast.
-    result = np.ldexp(1.0, exponent).astype(np.float32)
+    # float32 has 2^128 as infinity, and below 2^-126 as a subnormal.
+    with np.errstate(over="ignore"):
+        result = np.ldexp(np.float32(1), exponent)
     return np.where(finite, result, np.abs(x))
 
 

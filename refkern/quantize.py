@@ -230,7 +230,7 @@ def quantize(m: Any, x: Any, scaling: Scaling, source: np.dtype = FLOAT32.dtype)
     amax = m.largest_magnitude(x, scaling.nan)
     amax = larger(amax, m.constant(scaling.amax_floor))
 
-    factor = None
+    factor: Any = None
     if scaling.factor is not None:
         limit = m.constant(_largest_finite(source))
         factor = m.apply(scaling.factor, amax, largest, limit)
@@ -260,9 +260,9 @@ def quantize(m: Any, x: Any, scaling: Scaling, source: np.dtype = FLOAT32.dtype)
         value = m.mul(x, factor[..., None])
 
     if scaling.clamp == "drops-nan":
-        value = m.fmin(m.fmax(value, -largest), largest)
+        value = m.fmin(m.fmax(value, m.negative(largest)), largest)
     elif scaling.clamp == "keeps-nan":
-        value = m.minimum(m.maximum(value, -largest), largest)
+        value = m.minimum(m.maximum(value, m.negative(largest)), largest)
     if scaling.fnuz:
         value = m.mul(value, m.constant(2))
     return m.cast(value, FLOAT8_E4M3FN.dtype, saturate=scaling.saturate), scale

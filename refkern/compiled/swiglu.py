@@ -1,4 +1,4 @@
-"""Clamped SwiGLU as compiled scalars: the bits of `refkern.swiglu`, written apart."""
+"""Clamped SwiGLU as compiled scalars: the bits of `refkern.swiglu_variants`, written apart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from refkern.compiled import casts
 from refkern.compiled.bits import fma, jit
 from refkern.compiled.rows import flat_output, rows_of
 from refkern.formats import FLOAT32, Format, format_of
-from refkern.swiglu import Variant
+from refkern.swiglu_variants import Variant
 from refkern.threads import launch
 
 NANOSECONDS_AN_ELEMENT = 10
@@ -82,7 +82,8 @@ def scalar(variant: Variant, fmt: Format) -> Any:
     exp = variant.exp.load_compiled()
     drops = variant.nan == "dropped"
     before, after = variant.clamp == "before", variant.clamp == "after"
-    adds, beta = variant.beta is not None, np.float32(variant.beta or 0)
+    adds, adds_clamped = variant.adds_beta(None), variant.adds_beta(1.0)
+    beta = np.float32(variant.beta or 0)
     scales, alpha = variant.alpha != 1, np.float32(variant.alpha)
     each, rounds_silu = variant.rounds_each, variant.rounds_each or variant.rounds_silu
     product = variant.form == "product"
@@ -111,7 +112,7 @@ def scalar(variant: Variant, fmt: Format) -> Any:
             if before:
                 gate = lower(gate, gate_limit)
             up = larger(lower(up, up_limit), -up_limit)
-        if adds and not fused:
+        if adds or (adds_clamped and clamped):
             up = up + beta
             if each:
                 up = widen(narrow(up))

@@ -13,6 +13,7 @@ from refkern.formats import BFLOAT16, FLOAT8_E4M3FN, from_codes
 from refkern.group_dots import GROUP
 from refkern.op import Call
 from refkern.ops.block_scaled_mlp.recipes import MlpRecipe, Slices
+from refkern.ops.block_scaled_mlp.spec import row_blocks
 from refkern.quantize import Scaling
 from refkern.schedules import Sequential
 
@@ -22,22 +23,19 @@ def run(call: Call, recipe: MlpRecipe, out: np.ndarray) -> None:
     tokens, (hidden, inter) = len(call.x), call.w2.shape
     scaling = recipe.rule.scaling(call.scale_format)
     sums = np.empty((tokens, 2 * inter), np.uint16)
-    _project(recipe, scaling, call.x, call.w13, call.w13_scale, 2, sums)
+    _project(recipe, scaling, call.x, call.w13, call.w13_scale, row_blocks(inter, inter), sums)
     gate_up = from_codes(sums, BFLOAT16)
     limit = recipe.swiglu.limit_for(call.limit)
     act = swiglu_rows(gate_up[:, :inter], gate_up[:, inter:], limit, recipe.swiglu)
     flat = flat_output(out).reshape(tokens, hidden)
-    _project(recipe, scaling, act, call.w2, call.w2_scale, 1, flat)
+    _project(recipe, scaling, act, call.w2, call.w2_scale, row_blocks(hidden), flat)
 
 
 def _project(
     recipe: MlpRecipe, scaling: Scaling, x: np.ndarray, w: np.ndarray, w_scale: np.ndarray,
-    halves: int, out: np.ndarray,
+    block_of_row: np.ndarray, out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Quantise x and multiply it with w, whose rows are tiled in so many equal parts."""
-    rows = len(w) // halves
-    blocks = np.arange(rows) // GROUP
-    block_of_row = (np.arange(halves)[:, None] * -(-rows // GROUP) + blocks).reshape(-1)
+    """Quantise x and multiply it with w."""
     made, scales = quantize_rows(x, GROUP, scaling)
     codes = from_codes(made, FLOAT8_E4M3FN)
     wide = widen(np.ascontiguousarray(w_scale))

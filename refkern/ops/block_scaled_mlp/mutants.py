@@ -98,10 +98,10 @@ class InfinityLeftOut(Bits):
 class OneScaleForAll(Bits):
     """Takes the first token's activation scales for every token."""
 
-    def stage(self, name: str, value: np.ndarray, unrounded: np.ndarray | None = None) -> Any:
+    def stage(self, name: str, value: np.ndarray) -> np.ndarray:
         if name in BEHIND_CODES and len(value):
             value = np.broadcast_to(value[:1], value.shape)
-        return super().stage(name, value, unrounded)
+        return super().stage(name, value)
 
 
 class ScalePerToken(Bits):

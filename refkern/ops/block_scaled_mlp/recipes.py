@@ -15,7 +15,7 @@ from refkern.op import Call
 from refkern.quantize import RULES, ScaleRule
 from refkern.recipe import Recipe
 from refkern.schedules import Schedule, Sequential
-from refkern.swiglu import VARIANTS, Variant
+from refkern.swiglu_variants import VARIANTS, Variant
 
 
 @dataclass(frozen=True)

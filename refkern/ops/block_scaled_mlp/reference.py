@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from refkern.formats import BFLOAT16, FLOAT32
 from refkern.group_dots import GROUP
 from refkern.op import Call
 from refkern.ops.block_scaled_mlp.recipes import MlpRecipe
+from refkern.ops.block_scaled_mlp.spec import row_blocks
 from refkern.quantize import quantize
-from refkern.swiglu import swiglu_values
+from refkern.swiglu_variants import swiglu_values
 
 
 def reference(m: Any, call: Call, recipe: MlpRecipe) -> None:
@@ -21,15 +20,14 @@ def reference(m: Any, call: Call, recipe: MlpRecipe) -> None:
     """
     scaling = recipe.rule.scaling(call.scale_format)
     inter = call.w2.shape[1]
-    halves = (inter, inter)
 
     x_codes, x_scales = quantize(m, m.groups(m.widen(call.x), GROUP), scaling, call.x.dtype)
-    x_codes = m.stage("x_codes", ungrouped(x_codes, call.x.shape))
+    x_codes = m.stage("x_codes", m.ungroup(x_codes, call.x.shape[1]))
     x_scales = m.stage("x_scales", x_scales)
 
-    w13_scale = m.widen(call.w13_scale[row_blocks(halves)])
+    w13_scale = m.widen(call.w13_scale[row_blocks(inter, inter)])
     sums = project(m, x_codes, x_scales, call.w13, w13_scale, recipe)
-    sums = m.stage("gate_up_sums", m.cast(sums, FLOAT32.dtype), unrounded=sums)
+    sums = m.unrounded(m.stage("gate_up_sums", m.cast(sums, FLOAT32.dtype)), sums)
     gate = m.stage("gate", m.cast(sums[:, :inter], BFLOAT16.dtype))
     up = m.stage("up", m.cast(sums[:, inter:], BFLOAT16.dtype))
 
@@ -38,12 +36,12 @@ def reference(m: Any, call: Call, recipe: MlpRecipe) -> None:
     act = m.stage("act", act)
 
     act_codes, act_scales = quantize(m, m.groups(m.widen(act), GROUP), scaling, BFLOAT16.dtype)
-    act_codes = m.stage("act_codes", ungrouped(act_codes, act.shape))
+    act_codes = m.stage("act_codes", m.ungroup(act_codes, inter))
     act_scales = m.stage("act_scales", act_scales)
 
-    w2_scale = m.widen(call.w2_scale[row_blocks((len(call.w2),))])
+    w2_scale = m.widen(call.w2_scale[row_blocks(len(call.w2))])
     sums = project(m, act_codes, act_scales, call.w2, w2_scale, recipe)
-    sums = m.stage("down_sums", m.cast(sums, FLOAT32.dtype), unrounded=sums)
+    sums = m.unrounded(m.stage("down_sums", m.cast(sums, FLOAT32.dtype)), sums)
     m.stage("out", m.cast(sums, BFLOAT16.dtype))
 
 
@@ -55,18 +53,3 @@ def project(m: Any, x: Any, x_scale: Any, w: Any, w_scale: Any, recipe: MlpRecip
     dots = m.group_dots(x, w, recipe.dots)
     scales = m.mul(w_scale[None], x_scale[:, None])
     return m.dot(dots, scales, recipe.order)
-
-
-def row_blocks(parts: tuple[int, ...]) -> np.ndarray:
-    """The block of scales of every row, where each part's rows are tiled from its own start."""
-    first, blocks = 0, []
-    for rows in parts:
-        blocks.append(first + np.arange(rows) // GROUP)
-        first += -(-rows // GROUP)
-    return np.concatenate(blocks)
-
-
-def ungrouped(groups: Any, shape: tuple[int, ...]) -> Any:
-    """[rows, groups, 128] -> [rows, n]: without what filled the last group up."""
-    rows, count, size = groups.shape
-    return groups.reshape(rows, count * size)[:, : shape[1]]

@@ -12,7 +12,7 @@ from refkern.formats import BFLOAT16, FLOAT8_E4M3FN, FLOAT8_E8M0FNU, FLOAT32
 from refkern.group_dots import GROUP
 from refkern.op import Call, Op
 from refkern.quantize import SCALE_FORMATS, quantize_fp8, quantize_fp8_blocks
-from refkern.swiglu import checked_limit, swiglu
+from refkern.swiglu_variants import checked_limit, swiglu
 
 SCALES = (FLOAT32, FLOAT8_E8M0FNU)
 
@@ -20,6 +20,13 @@ SCALES = (FLOAT32, FLOAT8_E8M0FNU)
 def tiles(n: int) -> int:
     """Blocks of 128 that cover n; the last may be smaller."""
     return -(-n // GROUP)
+
+
+def row_blocks(*parts: int) -> np.ndarray:
+    """int64: the row of the scales of every weight row, where the parts are tiled one by one."""
+    firsts = [sum(map(tiles, parts[:i])) for i in range(len(parts))]
+    blocks = [first + np.arange(rows) // GROUP for first, rows in zip(firsts, parts, strict=True)]
+    return np.concatenate(blocks)
 
 
 def check(

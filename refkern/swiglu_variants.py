@@ -46,7 +46,8 @@ class Variant:
     rounds_up_limit: bool = False
     exp: Function = EXP
     alpha: float = 1.0
-    #: None: up as it is; otherwise up + beta, which turns an up of -0 into +0 even where beta is 0
+    #: None: up as it is; otherwise up + beta.  A beta of 0 belongs to the clamping kernel, where it
+    #: turns an up of -0 into +0; without a limit another kernel runs, which adds nothing
     beta: float | None = None
     #: "quotient" g / (1 + e), or "product" g * (1 / (1 + e))
     form: Literal["quotient", "product"] = "quotient"
@@ -58,6 +59,12 @@ class Variant:
     rounds_each: bool = False
     #: the result stays float32 (it goes straight into a quantiser)
     rounds_result: bool = True
+
+    def adds_beta(self, limit: float | None) -> bool:
+        """Whether up + beta is an operation of its own, with the limit that applies."""
+        if self.beta is None or self.join == "fused":
+            return False
+        return self.beta != 0 or limit is not None
 
     def limit_for(self, limit: float | None) -> float | None:
         """The limit that applies, None for none; InvalidInput where the variant takes none."""
@@ -137,13 +144,12 @@ def swiglu_values(
         gate_limit = rounded(m.constant(limit), variant.rounds_gate_limit)
         up_limit = rounded(m.constant(limit), variant.rounds_up_limit)
         gate = lower(gate, gate_limit) if variant.clamp == "before" else gate
-        up = larger(lower(up, up_limit), -up_limit)
-    if variant.beta is not None:
-        up = m.add(up, m.constant(variant.beta)) if variant.join != "fused" else up
-        up = rounded(up, each)
+        up = larger(lower(up, up_limit), m.negative(up_limit))
+    if variant.adds_beta(limit):
+        up = rounded(m.add(up, m.constant(variant.beta)), each)
 
     exponent = gate if variant.alpha == 1 else rounded(m.mul(m.constant(variant.alpha), gate), each)
-    below = m.add(m.constant(1), m.exp(-exponent, variant.exp))
+    below = m.add(m.constant(1), m.exp(m.negative(exponent), variant.exp))
     if variant.join == "up-gate-first":
         value = m.div(m.mul(up, gate), below)
     else:
