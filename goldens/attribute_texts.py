@@ -70,13 +70,13 @@ class AttributeTexts:
                 at += 8 + size
 
     def _check_attribute(self, message: bytes) -> None:
-        if len(message) < 9 or message[0] not in (1, 3):
+        if len(message) < 9 or message[0] not in (1, 2, 3):
             raise ValueError("has an attribute of an unknown version")
         version, flags, *sizes = struct.unpack_from("<BBHHH", message)
         if version == 1:  # padded to 8 bytes each; flags and encoding do not exist
             at, flags, sizes = 8, 0, [-(-size // 8) * 8 for size in sizes]
-        else:
-            at = 9
+        else:  # version 3 has the name's encoding in between
+            at = 8 if version == 2 else 9
         if flags:
             raise ValueError("has an attribute of a named datatype")
         name, datatype, dataspace = sizes

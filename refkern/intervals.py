@@ -135,14 +135,16 @@ class Intervals:
         self._given = given or {}
         self.current = ""
 
-    def stage(self, name: str, value: Interval, unrounded: Interval | None = None) -> Interval:
+    def stage(self, name: str, value: Interval) -> Interval:
         self.stages[name] = value
         self.current = name
         if name in self._given:
             own = self._given[name]
             return point(casts.widen(own), own.dtype)
-        following = value if unrounded is None else unrounded
-        return replace(following, product=None)
+        return replace(value, product=None)
+
+    def unrounded(self, stage: Interval, value: Interval) -> Interval:
+        return stage if self.current in self._given else value
 
     # What rounds nothing.
 
@@ -164,6 +166,13 @@ class Intervals:
             for bound in ("lo", "hi", "free")
         )
         return replace(parts[0], lo=lo, hi=hi, free=free, product=None)
+
+    def negative(self, x: Interval) -> Interval:
+        return -x
+
+    def ungroup(self, x: Interval, n: int) -> Interval:
+        *lead, count, size = x.shape
+        return x.reshape(*lead, count * size)[..., :n]
 
     def groups(self, x: Interval, size: int) -> Interval:
         *lead, n = x.shape
@@ -772,12 +781,13 @@ NO_BIT = 1 << 20
 
 
 def _lowest_bits(terms: np.ndarray) -> np.ndarray:
-    """The exponent of each term's lowest set bit."""
-    significand, exponent = np.frexp(terms)
-    integer = np.ldexp(significand, 53).astype(np.int64)
-    low_bit = (integer & -integer).astype(np.float64)
-    _, position = np.frexp(np.where(integer == 0, 1.0, low_bit))
-    return np.where(integer == 0, NO_BIT, exponent - 53 + position - 1)
+    """The exponent of each term's lowest set bit, read from the fields of its float64."""
+    bits = np.ascontiguousarray(terms).view(np.int64)
+    field = (bits >> 52) & 2047
+    significand = (bits & ((1 << 52) - 1)) | ((field > 0).astype(np.int64) << 52)
+    lowest = (significand & -significand).astype(np.float64)  # a power of two, or 0
+    position = (lowest.view(np.int64) >> 52) - 1023
+    return np.where(significand == 0, NO_BIT, np.maximum(field, 1) - 1075 + position)
 
 
 def _sums_are_exact(lowest: np.ndarray, size: np.ndarray, bits: int) -> np.ndarray:
