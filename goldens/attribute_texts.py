@@ -50,9 +50,11 @@ class AttributeTexts:
         if version != 1:
             raise ValueError("has another object header than HDF5's version 1")
         blocks = [(address + 16, size)]
+        total = 0
         for start, length in blocks:
             # A header may go on elsewhere, and a hostile one goes on for ever.
-            if sum(length for _, length in blocks) > _LARGEST_BLOCK:
+            total += length
+            if total > _LARGEST_BLOCK:
                 raise ValueError("has an object header that is too long")
             block = self._bytes(start, length)
             at = 0

@@ -9,5 +9,10 @@ class InvalidInput(ValueError):
     """
 
     def __init__(self, argument: str, given: object, allowed: str) -> None:
+        # all three are kept as `args`, so that the error can be sent between processes
+        super().__init__(argument, given, allowed)
         self.argument = argument
-        super().__init__(f"{argument}: {given} was given; {allowed}")
+
+    def __str__(self) -> str:
+        argument, given, allowed = self.args
+        return f"{argument}: {given} was given; {allowed}"

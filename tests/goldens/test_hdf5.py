@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import json
 import os
 import pickle
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
@@ -25,6 +27,7 @@ import pytest
 
 from refkern.errors import InvalidInput
 from refkern.goldens import atomic, hdf5, untrusted
+from refkern.goldens.attribute_texts import AttributeTexts
 from refkern.goldens.errors import DamagedFile
 from refkern.goldens.golden import (
     DTYPES,
@@ -456,6 +459,16 @@ def test_a_text_that_says_it_is_2_gib_long(path: Path) -> None:
     damaged[whole.index(reference) + 3] = 0x7F
     path.write_bytes(damaged)
     assert "allowed are 65536" in refused(path)
+
+
+def test_an_object_header_that_goes_on_in_a_ring() -> None:
+    """16 bytes of header, then one message: go on at this very message."""
+    superblock = b"\x89HDF\r\n\x1a\n" + bytes(5) + b"\x08\x08" + bytes(17)
+    message = struct.pack("<HHB3xQQ", 0x0010, 16, 0, 48, 24)
+    header = struct.pack("<BxHIIxxxx", 1, 1, 1, len(message))
+    file = io.BytesIO(superblock + header + message)
+    with pytest.raises(ValueError, match="too long"):
+        AttributeTexts(file, 100).check(32)
 
 
 @pytest.mark.parametrize("end", [0, 1, 7, 8, 31, 96, 2000, -4097, -2, -1])
