@@ -12,6 +12,7 @@ does not.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from refkern.elementary import (
     fma,
     rsqrt_correctly_rounded,
 )
-from refkern.formats import FLOAT32, format_of
+from refkern.formats import FLOAT32, codes, format_of
 from refkern.group_dots import EXACT, GROUP, GroupDots
 from refkern.policy import Policy
 from refkern.schedules import Schedule, Sequential
@@ -123,23 +124,52 @@ def between(lo: np.ndarray, hi: np.ndarray) -> Interval:
     return Interval(lo, hi, np.zeros(lo.shape, bool))
 
 
+def once(method: Any) -> Any:
+    """A costly operation, whose result is shared between runs (`Intervals.shared`)."""
+
+    @functools.wraps(method)
+    def shared(self: Intervals, *arguments: Any) -> Interval:
+        self._step += 1
+        if self._follows and self._step in self._shared:
+            return self._shared[self._step]
+        follows = self._follows
+        step = self._step
+        result = method(self, *arguments)
+        if follows:
+            self._shared[step] = result
+        return result
+
+    return shared
+
+
 class Intervals:
     """The operations of `refkern.arithmetic.Bits`, on intervals, under one policy.
 
     given: stages of a candidate, taken as exact for what follows (the stage-conditional check).
+    shared: costly results of earlier runs on the same call, good as long as the candidate's stages
+        have the bits of ``right``: many candidates differ in their last stages only.
     """
 
-    def __init__(self, policy: Policy, given: Mapping[str, np.ndarray] | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        given: Mapping[str, np.ndarray] | None = None,
+        shared: tuple[dict[int, Interval], Mapping[str, np.ndarray]] | None = None,
+    ) -> None:
         self.policy = policy
         self.stages: dict[str, Interval] = {}
         self._given = given or {}
         self.current = ""
+        self._shared, self._right = ({}, {}) if shared is None else shared
+        self._follows = shared is not None
+        self._step = 0
 
     def stage(self, name: str, value: Interval) -> Interval:
         self.stages[name] = value
         self.current = name
         if name in self._given:
             own = self._given[name]
+            self._follows = self._follows and _same_codes(own, self._right.get(name))
             return point(casts.widen(own), own.dtype)
         return replace(value, product=None)
 
@@ -372,6 +402,7 @@ class Intervals:
         stable = self.div(e, self.add(one, e))
         return _where(x.lo >= 0, plain, _where(x.hi < 0, stable, _hull(plain, stable)))
 
+    @once
     def silu(self, x: Interval, silu: Silu) -> Interval:
         """Every algebraic form: x / (1 + e), x * (1 / (1 + e)), x * sigmoid(x)."""
         product = self.mul(x, self.sigmoid(x, silu.sigmoid))
@@ -417,11 +448,13 @@ class Intervals:
 
     # Sums.
 
+    @once
     def sum(self, terms: Interval, schedule: Schedule) -> Interval:
         terms = self._operand(terms)
         exact = (terms.lo.astype(np.float64), terms.hi.astype(np.float64))
         return self._sum(exact, terms.free, rounded=False)
 
+    @once
     def dot(self, a: Interval, b: Interval, schedule: Schedule) -> Interval:
         """The sum of products along the last axis, in any order that the policy allows.
 
@@ -525,6 +558,7 @@ class Intervals:
         steps = -(-unit.shape[-1] // self.policy.products)
         return grid * (losing.sum(axis=-1) + 2 * steps) * (1 + 2.0**-20)
 
+    @once
     def group_dots(self, x: Interval, w: np.ndarray, dots: GroupDots) -> Interval:
         """[tokens, K] codes as an interval and [rows, K] e4m3 codes -> [tokens, rows, groups].
 
@@ -645,6 +679,11 @@ class Intervals:
 
 #: the smallest float64 that rounds to an infinite float32
 _OVERFLOW = float(MAX) + 2.0**103
+
+
+def _same_codes(a: np.ndarray, b: np.ndarray | None) -> bool:
+    same_kind = b is not None and a.dtype == b.dtype and a.shape == b.shape
+    return same_kind and np.array_equal(codes(a), codes(b))
 
 
 def _has(lo: np.ndarray, hi: np.ndarray, value: np.float32) -> np.ndarray:

@@ -124,14 +124,16 @@ class Op:
         recipe: Recipe,
         policy: Policy,
         given: Mapping[str, np.ndarray] | None = None,
+        shared: Any = None,
     ) -> dict[str, Interval]:
         """The interval of every stage under a policy, for a checked call.
 
         given: stages of a candidate, from which what follows is then computed.
+        shared: see `refkern.intervals.Intervals`.
         """
         from refkern.intervals import Intervals
 
-        intervals = Intervals(policy, given)
+        intervals = Intervals(policy, given, shared)
         with np.errstate(all="ignore"):
             self.part("reference").reference(intervals, call, recipe)
         return intervals.stages

@@ -185,6 +185,7 @@ class Judge:
         self._whole = call if whole is None else whole
         self._outputs: dict[str, np.ndarray | None] = {}
         self._intervals: dict[str, Interval] = {}
+        self._shared: dict[str, Any] = {}
 
     def chosen(self, recipe: str) -> Any:
         """The recipe with its choices made.  Raises InvalidInput outside its domain."""
@@ -276,7 +277,10 @@ class Judge:
             expected = self.op.stages_of(self.call, chosen, stages)
             names = [n for n in expected if n in stages and not _same(stages[n], expected[n])]
         else:
-            accepted = self.op.accept(self.call, chosen, self.policy, stages)
+            if recipe not in self._shared:
+                self._shared[recipe] = ({}, self.op.stages_of(self.call, chosen))
+            shared = self._shared[recipe]
+            accepted = self.op.accept(self.call, chosen, self.policy, stages, shared)
             names = [n for n in accepted if n in stages and not accepted[n].accepts(stages[n])]
         return names[0] if names else None
 

@@ -46,12 +46,10 @@ class Rounding(Bits):
         value = super().silu(x, silu)
         return rounded_to(self.dtype, value) if self.rounds_silu else value
 
-    def stage(
-        self, name: str, value: np.ndarray, unrounded: np.ndarray | None = None
-    ) -> np.ndarray:
+    def stage(self, name: str, value: np.ndarray) -> np.ndarray:
         if name == "gated" and self.rounds_gated:
             value = rounded_to(self.dtype, value)
-        return super().stage(name, value, unrounded)
+        return super().stage(name, value)
 
 
 class NormThenGate(Bits):
@@ -61,12 +59,10 @@ class NormThenGate(Bits):
         self.gate = super().silu(x, silu)
         return np.ones_like(x)
 
-    def stage(
-        self, name: str, value: np.ndarray, unrounded: np.ndarray | None = None
-    ) -> np.ndarray:
+    def stage(self, name: str, value: np.ndarray) -> np.ndarray:
         if name == "normalized" and hasattr(self, "gate"):
             value = self.mul(widen(value), self.gate)
-        return super().stage(name, value, unrounded)
+        return super().stage(name, value)
 
 
 class GateBySigmoid(Bits):
@@ -92,12 +88,10 @@ class SharedStatistics(Bits):
         super().__init__()
         self.axis = axis
 
-    def stage(
-        self, name: str, value: np.ndarray, unrounded: np.ndarray | None = None
-    ) -> np.ndarray:
+    def stage(self, name: str, value: np.ndarray) -> np.ndarray:
         if name == "rstd" and value.size:
             value = np.broadcast_to(value.take([0], axis=self.axis), value.shape)
-        return super().stage(name, value, unrounded)
+        return super().stage(name, value)
 
 
 class ZeroGroupNan(Bits):

@@ -119,14 +119,12 @@ def first_rows_only(call: Call) -> Call:
 class Overhang(Bits):
     """Stores whole fragments of 16 columns: zeros from behind N reach the next row."""
 
-    def stage(
-        self, name: str, value: np.ndarray, unrounded: np.ndarray | None = None
-    ) -> np.ndarray:
+    def stage(self, name: str, value: np.ndarray) -> np.ndarray:
         if name == "accumulator" and value.size:
             over = min(-value.shape[1] % 16, value.shape[1])
             value = value.copy()
             value[1:, :over] = 0
-        return super().stage(name, value, unrounded)
+        return super().stage(name, value)
 
 
 class RowsOutsideMultiplied(Bits):
@@ -140,12 +138,10 @@ class RowsOutsideMultiplied(Bits):
         finite = np.isfinite(widen(call.a)).all(axis=1)
         self.poisoned = ~covered & ~finite
 
-    def stage(
-        self, name: str, value: np.ndarray, unrounded: np.ndarray | None = None
-    ) -> np.ndarray:
+    def stage(self, name: str, value: np.ndarray) -> np.ndarray:
         if name == "accumulator":
             value = np.where(self.poisoned[:, None], np.float32(np.nan), value)
-        return super().stage(name, value, unrounded)
+        return super().stage(name, value)
 
 
 # -------------------------------------------------------------------------- order of the sum
