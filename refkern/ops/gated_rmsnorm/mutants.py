@@ -73,7 +73,7 @@ class Rounding(Bits):
         super().__init__()
         self.dtype, self.rounded = call.x.dtype, rounded
 
-    def stage(self, name: str, value: np.ndarray, unrounded: Any = None) -> np.ndarray:
+    def stage(self, name: str, value: np.ndarray) -> np.ndarray:
         return super().stage(name, rounded_to(self.dtype, value) if name == self.rounded else value)
 
 
@@ -132,10 +132,10 @@ class MeanByReciprocal(Bits):
 class FirstRowStatistics(Bits):
     """Uses the first row's statistics for all rows."""
 
-    def stage(self, name: str, value: np.ndarray, unrounded: Any = None) -> np.ndarray:
+    def stage(self, name: str, value: np.ndarray) -> np.ndarray:
         if name == "inv" and value.size:
             value = np.broadcast_to(value[:1], value.shape)
-        return super().stage(name, value, unrounded)
+        return super().stage(name, value)
 
 
 class NeighbourRows(Bits):
