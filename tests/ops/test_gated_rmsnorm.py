@@ -209,6 +209,21 @@ def test_shapes_that_onnxruntime_takes() -> None:
         assert difference(got, run_onnxruntime(x, scale, gate)).mismatches == 0
 
 
+@pytest.mark.usefixtures("onnxruntime")
+def test_the_operator_of_onnx_reference_is_onnxruntimes() -> None:
+    from onnx.reference import ReferenceEvaluator
+
+    from refkern.goldens.backends.onnxruntime import model
+    from refkern.goldens.onnx_reference import GatedRMSNorm
+
+    x, scale, gate = arrays(F16, 40, 96)
+    proto = model(("FLOAT16", "FLOAT16", "FLOAT16"), 2, 1, 1e-4, "sigmoid")
+    feeds = {"X": x, "scale": scale, "gate": gate}
+    (got,) = ReferenceEvaluator(proto, new_ops=[GatedRMSNorm]).run(None, feeds)
+    want = run_onnxruntime(x, scale, gate, epsilon=1e-4, activation="sigmoid")
+    assert difference(got, want).mismatches == 0
+
+
 # The H200
 
 
@@ -247,11 +262,25 @@ def test_kernel_in_float32_over_widths(recipe: str) -> None:
         compare(x, scale, gate, recipe=recipe)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("recipe", ["webgpu-packed-rows-scalar", "onnxruntime-cpu", "fla",
-                                    "hf-qwen3-next"])  # fmt: skip
-def test_kernel_on_any_bit_pattern(recipe: str, dtype: np.dtype) -> None:
-    for activation, columns in (("silu", 16), ("sigmoid", 3)):
+#: each kind of kernel in each dtype once: every one of them is compiled
+KINDS = (
+    ("webgpu-packed-rows-scalar", F32, "sigmoid"),
+    ("webgpu-packed-rows-scalar", F16, "silu"),
+    ("webgpu-packed-rows-scalar", BF16, "silu"),
+    ("onnxruntime-cpu", F32, "silu"),
+    ("onnxruntime-cpu", BF16, "sigmoid"),
+    ("fla", F32, "silu"),
+    ("fla", F16, "silu"),
+    ("fla", F32, "sigmoid"),
+    ("hf-qwen3-next", F32, "silu"),
+    ("hf-qwen3-next", BF16, "silu"),
+    ("hf-qwen3-next", F16, "sigmoid"),
+)
+
+
+@pytest.mark.parametrize(("recipe", "dtype", "activation"), KINDS, ids=str)
+def test_kernel_on_any_bit_pattern(recipe: str, dtype: np.dtype, activation: str) -> None:
+    for columns in (3, 16):
         x, gate = (random_codes(dtype, (3000, columns), seed) for seed in (1, 2))
         for scale in (random_codes(dtype, (columns,), 3), np.ones(columns, dtype)):
             out = compare(x, scale, gate, recipe=recipe, activation=activation, epsilon=1e-3)
@@ -303,8 +332,11 @@ def test_out() -> None:
     same_bits(out, untouched)
 
 
-@pytest.mark.parametrize("recipe", ["webgpu-subgroup-wide-rows-vec4", "onnxruntime-cpu", "fla"])
-@pytest.mark.parametrize("dtype", [F32, F16], ids=str)
+@pytest.mark.parametrize(
+    ("recipe", "dtype"),
+    [("webgpu-subgroup-wide-rows-vec4", F32), ("onnxruntime-cpu", F16), ("fla", F32)],
+    ids=str,
+)
 def test_any_number_of_threads(recipe: str, dtype: np.dtype) -> None:
     """Many rows, and one row wide enough to be shared among threads."""
     before = get_num_threads()
