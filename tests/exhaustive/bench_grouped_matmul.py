@@ -45,7 +45,8 @@ def main(repetitions: int, cpu: bool) -> None:
     threads = refkern.threads.get_num_threads()
     torch.set_num_threads(threads)
     print(
-        f"{threads} threads, torch {torch.__version__} ({torch.backends.cpu.get_cpu_capability()})"
+        f"{'CPU' if cpu else 'wall'} time, {threads} threads, "
+        f"torch {torch.__version__} ({torch.backends.cpu.get_cpu_capability()})"
     )
     # As many bytes as the weights, summed by torch's threads: read bandwidth of this machine now.
     memory = torch.from_numpy(np.ones(weights.numel() // 4, np.int64))

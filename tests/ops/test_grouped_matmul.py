@@ -452,6 +452,7 @@ def test_all_bit_patterns(recipe: str) -> None:
     got = check_kernel(a, b, [0, 16], [0], recipe=recipe, out_dtype="float32")
     assert np.isinf(got).any()
     assert np.isnan(got).any()
+    assert (got.view(np.uint32)[np.isnan(got)] == 0x7FC00000).all()
     tiny = (a.view(np.uint16) & np.uint16(0x9FFF)).view(BF16)  # below 2^-64
     small = (b.view(np.uint16) & np.uint16(0xAFFF)).view(BF16)  # below 2^-32
     got = check_kernel(tiny, small, [0, 16], [0], recipe=recipe, out_dtype="float32")
