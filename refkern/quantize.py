@@ -15,7 +15,8 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from refkern import arguments, powers
+import refkern.powers as powers
+from refkern import arguments
 from refkern.arithmetic import Bits
 from refkern.casts import canonical, widen
 from refkern.elementary import Function
