@@ -271,19 +271,27 @@ class Judge:
         Each stage is judged from what the candidate itself computed, so that a stage is not blamed
         for another's fault, and by bits where there is no policy.  None: all follow.
         """
+        return next((name for name, good in self.follows(stages, recipe).items() if not good), None)
+
+    def follows(self, stages: Mapping[str, np.ndarray], recipe: str) -> dict[str, bool]:
+        """Of each stage given, in order: does it follow from the candidate's own before it."""
         chosen = self.chosen(recipe)
+        kinds = self.op.stages_of(self.call, chosen)
+        # Nothing can be computed from a stage of another shape: what follows is judged without it.
+        own = {n: a for n, a in stages.items() if n in kinds and _same_kind(a, kinds[n])}
         if self.policy is None:
-            expected = self.op.stages_of(self.call, chosen, stages)
-            names = [n for n in expected if n in stages and not _same(stages[n], expected[n])]
-        else:
-            accepted = self.op.accept(self.call, chosen, self.policy, stages)
-            names = [n for n in accepted if n in stages and not accepted[n].accepts(stages[n])]
-        return names[0] if names else None
+            expected = self.op.stages_of(self.call, chosen, own)
+            return {n: n in own and _same(own[n], expected[n]) for n in expected if n in stages}
+        accepted = self.op.accept(self.call, chosen, self.policy, own)
+        return {n: n in own and accepted[n].accepts(own[n]) for n in accepted if n in stages}
+
+
+def _same_kind(got: np.ndarray, want: np.ndarray) -> bool:
+    return got.dtype == want.dtype and got.shape == want.shape
 
 
 def _same(got: np.ndarray, want: np.ndarray) -> bool:
-    same_kind = got.dtype == want.dtype and got.shape == want.shape
-    return same_kind and difference(got, want).mismatches == 0
+    return _same_kind(got, want) and difference(got, want).mismatches == 0
 
 
 def check(
