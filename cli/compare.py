@@ -34,5 +34,13 @@ def command(
     allowed = find_policy(policy or "cuda", any_order=sum_freedom == "any")
     prepared, _ = load(golden)
     outputs, given = read_results(result, prepared.golden)
-    report = judge(golden, prepared, outputs, given, Options(recipe, rung, allowed, stages))
-    verdicts.show([report], as_json=as_json, backend=str(result), version="", policy=allowed.name)
+    asked = Options(recipe, rung, allowed, stages, details=not as_json)
+    report = judge(golden, prepared, outputs, given, asked)
+    verdicts.show(
+        [report],
+        as_json=as_json,
+        backend=str(result),
+        version="",
+        policy=allowed.name,
+        heat_maps=True,
+    )

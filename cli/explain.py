@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from refkern.cli import options
+from refkern.cli import options, verdicts
 from refkern.cli.output import print_json
 
 
@@ -23,6 +23,7 @@ def command(
 
     RESULT holds the output as "out", and stages by their names if it has them.
     """
+    from refkern.goldens.details import heat_map
     from refkern.goldens.explain import explain, summary
     from refkern.goldens.policy_files import find_policy
     from refkern.goldens.results import read_results
@@ -42,3 +43,5 @@ def command(
         click.echo(line)
     for element in explanation.verdict.difference.worst:
         click.echo(f"  {element}")
+    if explanation.wrong.any():
+        verdicts.show_heat_map(heat_map(explanation.wrong, prepared))

@@ -11,7 +11,7 @@ import refkern
 from refkern.cli.exits import one_line_errors
 
 #: the modules of this package that are no commands
-NO_COMMANDS = {"exits", "main", "options", "output", "verdicts"}
+NO_COMMANDS = {"exits", "main", "options", "output", "report_files", "verdicts"}
 
 
 class Commands(click.Group):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -80,6 +81,19 @@ by_stages = click.option(
     "--stages",
     is_flag=True,
     help="Judge every stage that the candidate gives, each from its own stage before it.",
+)
+junit = click.option(
+    "--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML (xunit2)."
+)
+html = click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write one self-contained page: verdicts, heat maps, distances, explanations.",
+)
+github = click.option(
+    "--github",
+    is_flag=True,
+    help="Annotations as GitHub workflow commands, a table into $GITHUB_STEP_SUMMARY.",
 )
 tier = click.option(
     "--tier",

@@ -7,7 +7,7 @@ from typing import Literal
 
 import click
 
-from refkern.cli import exits, options, verdicts
+from refkern.cli import exits, options, report_files, verdicts
 from refkern.cli.output import progress
 
 
@@ -28,10 +28,13 @@ from refkern.cli.output import progress
 @options.by_stages
 @options.threads
 @options.as_json
+@options.junit
+@options.html
+@options.github
 def command(
     paths: tuple[Path, ...], backend: str, device: str | None, timeout: float, recipe: str | None,
     policy: str | None, sum_freedom: str, rung: Literal["bits", "accept"], stages: bool,
-    as_json: bool,
+    as_json: bool, junit: Path | None, html: Path | None, github: bool,
 ) -> None:  # fmt: skip
     """Run a backend on golden files' inputs and judge its outputs.
 
@@ -39,6 +42,7 @@ def command(
     """
     from refkern.goldens import backends
     from refkern.goldens.policy_files import find_policy
+    from refkern.goldens.reports import Run
     from refkern.goldens.selection import find_files
     from refkern.goldens.verify import Options, verify_file
 
@@ -55,10 +59,13 @@ def command(
     except backends.Unavailable as reason:
         raise exits.Failure(exits.UNAVAILABLE, f"backend {chosen.name}: {reason}") from None
     reports = []
+    asked = Options(recipe, rung, allowed, stages, details=bool(junit or html or github))
     with progress(len(files), f"verifying {chosen.name}") as ended:
         for file in files:
-            reports.append(verify_file(file, chosen, Options(recipe, rung, allowed, stages)))
+            reports.append(verify_file(file, chosen, asked))
             ended(file.stem)
+    run = Run(chosen.name, version, allowed.name, tuple(reports))
+    report_files.write(run, allowed, junit=junit, html=html, github=github, as_json=as_json)
     verdicts.show(
         reports, as_json=as_json, backend=chosen.name, version=version, policy=allowed.name
     )

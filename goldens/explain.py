@@ -62,14 +62,19 @@ def explain(
     got: np.ndarray,
     stages: Mapping[str, np.ndarray],
     policy: Policy,
+    recipe: str | None = None,
 ) -> Explanation:
-    """stages: those of its own that the candidate gave; its output is added to them."""
+    """stages: those of its own that the candidate gave; its output is added to them.
+
+    recipe: by which it is judged; None: the golden's own.
+    """
     op, golden = prepared.op, prepared.golden
-    want = golden.outputs["out"]
+    judged_by = golden.recipe if recipe is None else recipe
     judge = Judge(op, prepared.call, whole=prepared.whole, policy=policy)
-    judge.know(golden.recipe, want)
-    verdict = judge.verdict(got, golden.recipe)
-    interval = judge.interval(golden.recipe)
+    judge.know(golden.recipe, golden.outputs["out"])
+    verdict = judge.verdict(got, judged_by)
+    want, interval = judge.expected(judged_by), judge.interval(judged_by)
+    assert want is not None
     assert interval is not None
     wrong = ~interval.holds(got)
     if verdict.rung == "accept":
@@ -77,8 +82,8 @@ def explain(
         wrong = (codes(got) != codes(want)) & ~(is_nan(got) & is_nan(want))
     if verdict.rung == "bits":
         wrong = np.zeros(got.shape, bool)
-    first = judge.first_guilty_stage({**stages, "out": got}, golden.recipe) if stages else None
-    reproduced = () if verdict.rung == "bits" else tuple(_reproductions(judge, got, golden.recipe))
+    first = judge.first_guilty_stage({**stages, "out": got}, judged_by) if stages else None
+    reproduced = () if verdict.rung == "bits" else tuple(_reproductions(judge, got, judged_by))
     return Explanation(verdict, first, tuple(describe(wrong, prepared)), reproduced, wrong)
 
 

@@ -11,6 +11,9 @@ from refkern import ops
 from refkern.case import TIERS, Case, Tier
 from refkern.op import Op
 
+#: the end of the name of what a failed kernel gave, beside its golden
+OBTAINED = ".obtained.h5"
+
 
 @dataclass(frozen=True)
 class Selected:
@@ -59,9 +62,10 @@ def _matches(selected: Selected, patterns: Iterable[str]) -> bool:
 
 
 def find_files(paths: Iterable[Path]) -> list[Path]:
-    """The files named, and every .h5 below the folders named, sorted; each once."""
+    """The files named, and every golden below the folders named, sorted; each once."""
     found: dict[Path, None] = {}
     for path in paths:
         inside = sorted(path.rglob("*.h5")) if path.is_dir() else [path]
-        found.update(dict.fromkeys(inside))
+        kept = [p for p in inside if p == path or not p.name.endswith(OBTAINED)]
+        found.update(dict.fromkeys(kept))
     return list(found)

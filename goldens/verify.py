@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from refkern.errors import InvalidInput
 from refkern.goldens import hdf5
 from refkern.goldens.backends import Arrays, Backend, Unsupported
 from refkern.goldens.build import Prepared, prepare
+from refkern.goldens.details import Details, details
 from refkern.goldens.errors import DamagedFile
 from refkern.goldens.golden import Golden
 from refkern.intervals import Interval
@@ -48,6 +49,8 @@ class Report:
     worst: tuple[Element, ...] = ()
     #: what the candidate did instead
     hint: str = ""
+    #: of a failed case, where they were asked for
+    details: Details | None = field(default=None, repr=False)
 
     @property
     def passed(self) -> bool:
@@ -83,6 +86,8 @@ class Options:
     policy: Policy | None = None
     #: judge every stage that the candidate gives, each from its own stage before it
     stages: bool = False
+    #: explain every failed case in its report; takes a run of each recipe and mutant
+    details: bool = False
 
 
 def load(path: Path) -> tuple[Prepared, Mapping[str, np.ndarray | None]]:
@@ -138,10 +143,14 @@ def judge(
         first = None
         if len(own) > 1 and (options.stages or not verdict.passed):
             first = judge.first_guilty_stage(own, recipe)
+        if options.stages and len(own) > 1 and (first is None) != verdict.passed:
+            verdict = _by_stages(verdict, first)
+        why = None
+        if options.details and options.policy is not None and not verdict.passed:
+            given = {name: array for name, array in own.items() if name != "out"}
+            why = details(prepared, got, given, options.policy, recipe)
     except InvalidInput as error:
         return _report(path, golden, recipe, "error", str(error))
-    if options.stages and len(own) > 1 and (first is None) != verdict.passed:
-        verdict = _by_stages(verdict, first)
     found = verdict.difference
     return _report(
         path,
@@ -156,6 +165,7 @@ def judge(
         first_stage=first,
         worst=found.worst,
         hint=verdict.hint,
+        details=why,
     )
 
 

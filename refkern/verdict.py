@@ -185,6 +185,7 @@ class Judge:
         self._whole = call if whole is None else whole
         self._outputs: dict[str, np.ndarray | None] = {}
         self._intervals: dict[str, Interval] = {}
+        self._right: dict[str, dict[str, np.ndarray]] = {}
         self._shared: dict[str, Any] = {}
 
     def chosen(self, recipe: str) -> Any:
@@ -272,22 +273,30 @@ class Judge:
         Each stage is judged from what the candidate itself computed, so that a stage is not blamed
         for another's fault, and by bits where there is no policy.  None: all follow.
         """
+        return next((name for name, good in self.follows(stages, recipe).items() if not good), None)
+
+    def follows(self, stages: Mapping[str, np.ndarray], recipe: str) -> dict[str, bool]:
+        """Of each stage given, in order: does it follow from the candidate's own before it."""
         chosen = self.chosen(recipe)
+        if recipe not in self._right:
+            self._right[recipe] = self.op.stages_of(self.call, chosen)
+        right = self._right[recipe]
+        # Nothing can be computed from a stage of another shape: what follows is judged without it.
+        own = {n: a for n, a in stages.items() if n in right and _same_kind(a, right[n])}
         if self.policy is None:
-            expected = self.op.stages_of(self.call, chosen, stages)
-            names = [n for n in expected if n in stages and not _same(stages[n], expected[n])]
-        else:
-            if recipe not in self._shared:
-                self._shared[recipe] = ({}, self.op.stages_of(self.call, chosen))
-            shared = self._shared[recipe]
-            accepted = self.op.accept(self.call, chosen, self.policy, stages, shared)
-            names = [n for n in accepted if n in stages and not accepted[n].accepts(stages[n])]
-        return names[0] if names else None
+            expected = self.op.stages_of(self.call, chosen, own)
+            return {n: n in own and _same(own[n], expected[n]) for n in expected if n in stages}
+        shared = self._shared.setdefault(recipe, ({}, right))
+        accepted = self.op.accept(self.call, chosen, self.policy, own, shared)
+        return {n: n in own and accepted[n].accepts(own[n]) for n in accepted if n in stages}
+
+
+def _same_kind(got: np.ndarray, want: np.ndarray) -> bool:
+    return got.dtype == want.dtype and got.shape == want.shape
 
 
 def _same(got: np.ndarray, want: np.ndarray) -> bool:
-    same_kind = got.dtype == want.dtype and got.shape == want.shape
-    return same_kind and difference(got, want).mismatches == 0
+    return _same_kind(got, want) and difference(got, want).mismatches == 0
 
 
 def check(
