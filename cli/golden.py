@@ -22,14 +22,16 @@ from refkern.cli.output import megabytes, note, print_json, print_table, progres
     "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("refkern-goldens"),
     show_default=True, help="Folder of the files: OP/CASE.h5 and manifest.json.",
 )  # fmt: skip
-@click.option("--jobs", type=click.IntRange(1), default=1, help="Cases to make at one time.")
+@click.option(
+    "--jobs", type=click.IntRange(1), help="Cases to make at one time.  [default: one a core]"
+)
 @options.threads
 @click.option("--force", is_flag=True, help="Replace files that hold other content.")
 @click.option("--check", is_flag=True, help="Write nothing; compare the files' content hashes.")
 @options.as_json
 def command(
     globs: tuple[str, ...], op: str | None, recipe: str | None, tier: Tier | None, out: Path,
-    jobs: int, force: bool, check: bool, as_json: bool,
+    jobs: int | None, force: bool, check: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Make golden files: inputs, every stage, outputs.
 
@@ -38,6 +40,7 @@ def command(
     """
     from refkern.goldens.generate import generate
     from refkern.goldens.selection import select
+    from refkern.threads import available_threads
 
     if check and force:
         raise click.UsageError("--check writes nothing, so --force has nothing to replace")
@@ -46,7 +49,12 @@ def command(
         raise exits.Failure(exits.NOTHING, "no case was selected; see: refkern list cases")
     with progress(len(selected), "checking" if check else "golden") as ended:
         outcomes = generate(
-            selected, out, check=check, force=force, jobs=jobs, done=lambda o: ended(o.case)
+            selected,
+            out,
+            check=check,
+            force=force,
+            jobs=jobs or available_threads(),
+            done=lambda o: ended(o.case),
         )
     counts = Counter(o.status for o in outcomes)
     if as_json:

@@ -121,18 +121,17 @@ def with_proofs(prepared: Prepared, names: Iterable[str] = STORED_POLICIES) -> G
     right = {**golden.stages, **golden.outputs}
     for name in names:
         policy = policies.load(name)
-        intervals = op.accept(call, chosen, policy)
-        interval = intervals["out"]
+        interval = op.accept(call, chosen, policy)["out"]
         lo, hi = interval.bounds()
         free = interval.free.astype(np.uint8)
         accept[name] = {"out": Accept(lo, hi, free if free.any() else None)}
-        if not all(intervals[stage].accepts(array) for stage, array in right.items()):
+        judge = Judge(op, call, whole=prepared.whole, policy=policy)
+        if not interval.accepts(want) or judge.first_guilty_stage(right, golden.recipe):
             # The recipe's own arithmetic is not within this policy: nothing is proven by it.
             continue
         rejected[name] = [
             m for m in rejected["bits"] if not _passes(wrong[m]["out"], want, interval)
         ]
-        judge = Judge(op, call, whole=prepared.whole, policy=policy)
         rejected[f"{name}+stages"] = [
             m
             for m, stages in wrong.items()

@@ -171,6 +171,7 @@ class Intervals:
             own = self._given[name]
             self._follows = self._follows and _same_codes(own, self._right.get(name))
             return point(casts.widen(own), own.dtype)
+        self._follows = False
         return replace(value, product=None)
 
     def unrounded(self, stage: Interval, value: Interval) -> Interval:

@@ -91,10 +91,16 @@ def mx_ceil(amax: np.ndarray) -> np.ndarray:
     return np.ldexp(np.float32(1), np.clip(np.where(field == 0, 0, byte), 0, 254) - 127)
 
 
-UP = Function("power-of-two-up", up, "refkern.compiled.powers:up")
-UP_FINITE = Function("power-of-two-up-finite", up_finite, "refkern.compiled.powers:up_finite")
-UP_LOG2 = Function("power-of-two-up-log2", up_log2, "refkern.compiled.powers:up_log2")
-DOWN = Function("power-of-two-down", down, "refkern.compiled.powers:down")
-RECIPROCAL = Function("power-of-two-reciprocal", reciprocal, "refkern.compiled.powers:reciprocal")
-MX_FLOOR = Function("mx-floor", mx_floor, "refkern.compiled.powers:mx_floor")
-MX_CEIL = Function("mx-ceil", mx_ceil, "refkern.compiled.powers:mx_ceil")
+UP = Function("power-of-two-up", up, "refkern.compiled.powers:up", monotone=True)
+UP_FINITE = Function(
+    "power-of-two-up-finite", up_finite, "refkern.compiled.powers:up_finite", monotone=True
+)
+UP_LOG2 = Function(
+    "power-of-two-up-log2", up_log2, "refkern.compiled.powers:up_log2", monotone=True
+)
+DOWN = Function("power-of-two-down", down, "refkern.compiled.powers:down", monotone=True)
+RECIPROCAL = Function(
+    "power-of-two-reciprocal", reciprocal, "refkern.compiled.powers:reciprocal", monotone=True
+)
+MX_FLOOR = Function("mx-floor", mx_floor, "refkern.compiled.powers:mx_floor", monotone=True)
+MX_CEIL = Function("mx-ceil", mx_ceil, "refkern.compiled.powers:mx_ceil", monotone=True)

@@ -422,3 +422,33 @@ MUTANTS = (
            arithmetic=lambda c: ExpOverflows()),
     Mutant("out-toward-zero", "truncated the output", arithmetic=lambda c: OutTowardZero()),
 )  # fmt: skip
+
+#: Where a policy allows what a mutant does, it is a correct kernel: no case rejects it there.
+ALLOWED: dict[str, tuple[str, ...]] = {
+    # either neighbour is a right rounding, and NaN and infinity are undetermined
+    "divided-by-scale": ("wgsl",),
+    "scale-by-reciprocal": ("wgsl",),
+    "power-doubled": ("wgsl",),
+    "nan-amax-kept": ("wgsl",),
+    "nan-code-clamped": ("wgsl",),
+    "nan-code-kept": ("wgsl",),
+    "infinity-left-out": ("wgsl",),
+    "scale-byte-shifted": ("wgsl",),
+    "codes-toward-zero": ("wgsl",),
+    "codes-ties-away": ("wgsl",),
+    "sum-bounded": ("wgsl",),
+    "silu-not-rounded": ("wgsl",),
+    "limit-rounded": ("wgsl",),
+    "nan-not-dropped": ("wgsl",),
+    "exp-overflows": ("wgsl",),
+    "out-toward-zero": ("wgsl",),
+    # another order or another rounding inside a sum, or another form of silu: free everywhere
+    "not-fused": ("ieee", "cuda", "metal", "wgsl"),
+    "one-chain": ("ieee", "cuda", "metal", "wgsl"),
+    "slices-of-256": ("ieee", "cuda", "metal", "wgsl"),
+    "sums-rounded": ("ieee", "cuda", "metal", "wgsl"),
+    "hmma-halves-swapped": ("ieee", "cuda", "metal", "wgsl"),
+    "accumulator-wide": ("ieee", "cuda", "metal", "wgsl"),
+    # at the limits of 7 and 10 that models have, silu of the limit is a neighbour of the limit
+    "clamp-after-silu": ("wgsl",),
+}

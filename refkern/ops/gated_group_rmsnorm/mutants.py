@@ -260,3 +260,27 @@ MUTANTS = (
     Mutant("cast-saturates", "stored the largest finite value instead of infinity",
            arithmetic=lambda c: SaturatingCast()),
 )  # fmt: skip
+
+#: Where a policy allows what a mutant does, it is a correct kernel: no case rejects it there.
+ALLOWED: dict[str, tuple[str, ...]] = {
+    # inside the budget of rsqrt, 2 ULP there
+    "rsqrt-one-ulp": ("cuda", "wgsl"),
+    # another order or another rounding inside a sum, or another form of silu: free everywhere
+    "exp-accurate": ("ieee", "cuda", "metal", "wgsl"),
+    "silu-product": ("ieee", "cuda", "metal", "wgsl"),
+    "silu-quotient": ("ieee", "cuda", "metal", "wgsl"),
+    "sum-sequential": ("ieee", "cuda", "metal", "wgsl"),
+    "sum-not-fused": ("ieee", "cuda", "metal", "wgsl"),
+    "butterfly-ascending": ("ieee", "cuda", "metal", "wgsl"),
+    "fma-on-the-other-half": ("ieee", "cuda", "metal", "wgsl"),
+    # either neighbour is a right rounding, and NaN and infinity are undetermined
+    "exp-fast": ("wgsl",),
+    "sum-bounded": ("wgsl",),
+    "silu-stable": ("wgsl",),
+    "nan-ignored": ("wgsl",),
+    "cast-toward-zero": ("wgsl",),
+    "cast-ties-away": ("wgsl",),
+    "cast-saturates": ("wgsl",),
+    # flushing, or inside the budget of exp there
+    "flush-to-zero": ("metal", "wgsl"),
+}

@@ -466,3 +466,37 @@ MUTANTS = (
     Mutant("cast-saturates", "stored the largest finite value instead of infinity",
            arithmetic=lambda c: SaturatingCast()),
 )  # fmt: skip
+
+#: Where a policy allows what a mutant does, it is a correct kernel: no case rejects it there.
+ALLOWED: dict[str, tuple[str, ...]] = {
+    # inside the budget of rsqrt, 2 ULP there
+    "mean-by-reciprocal": ("cuda", "wgsl"),
+    "rsqrt-one-ulp": ("cuda", "wgsl"),
+    "rsqrt-exchanged": ("cuda", "wgsl"),
+    # either neighbour is a right rounding, and NaN and infinity are undetermined
+    "casts-dropped": ("wgsl",),
+    "exp-fast": ("wgsl",),
+    "sum-bounded": ("wgsl",),
+    "nan-ignored": ("wgsl",),
+    "cast-toward-zero": ("wgsl",),
+    "cast-ties-away": ("wgsl",),
+    "stored-through-float16": ("wgsl",),
+    "cast-saturates": ("wgsl",),
+    # flushing, or inside the budget of exp there
+    "sigmoid-plain": ("metal", "wgsl"),
+    "logistic-exact": ("metal", "wgsl"),
+    "flush-to-zero": ("metal", "wgsl"),
+    # inside a chain of n - 1 additions, or either neighbour is right
+    "sum-sequential": ("ieee", "wgsl"),
+    # another order or another rounding inside a sum, or another form of silu: free everywhere
+    "sum-exact": ("ieee", "cuda", "metal", "wgsl"),
+    "sum-contracted": ("ieee", "cuda", "metal", "wgsl"),
+    "sum-of-workgroup": ("ieee", "cuda", "metal", "wgsl"),
+    "butterfly-ascending": ("ieee", "cuda", "metal", "wgsl"),
+    "lanes-blocked": ("ieee", "cuda", "metal", "wgsl"),
+    "workgroup-of-128": ("ieee", "cuda", "metal", "wgsl"),
+    "subgroup-16": ("ieee", "cuda", "metal", "wgsl"),
+    "subgroups-in-one-tree": ("ieee", "cuda", "metal", "wgsl"),
+    "dot-as-pairs": ("ieee", "cuda", "metal", "wgsl"),
+    "component-sums": ("ieee", "cuda", "metal", "wgsl"),
+}

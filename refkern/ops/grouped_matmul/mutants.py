@@ -510,3 +510,37 @@ MUTANTS = (
     Mutant("cast-ties-away", "rounded ties away from zero when narrowing",
            arithmetic=lambda c: CastBy(half=True), source=REPORTED + "43"),
 )  # fmt: skip
+
+#: Where a policy allows what a mutant does, it is a correct kernel: no case rejects it there.
+ALLOWED: dict[str, tuple[str, ...]] = {
+    # another order or another rounding inside a sum, or another form of silu: free everywhere
+    "switch-at-32": ("ieee", "cuda", "metal", "wgsl"),
+    "switch-below-16": ("ieee", "cuda", "metal", "wgsl"),
+    "switch-at-2": ("ieee", "cuda", "metal", "wgsl"),
+    "dispatch-by-groups": ("ieee", "cuda", "metal", "wgsl"),
+    "lanes-contiguous": ("ieee", "cuda", "metal", "wgsl"),
+    "butterfly-ascending": ("ieee", "cuda", "metal", "wgsl"),
+    "tail-in-vectors": ("ieee", "cuda", "metal", "wgsl"),
+    "one-accumulator-is-eight": ("ieee", "cuda", "metal", "wgsl"),
+    "eight-accumulators-are-one": ("ieee", "cuda", "metal", "wgsl"),
+    "two-accumulators-are-one": ("ieee", "cuda", "metal", "wgsl"),
+    "gemv-fused": ("ieee", "cuda", "metal", "wgsl"),
+    "k-sets-swapped": ("ieee", "cuda", "metal", "wgsl"),
+    "k-sets-halves": ("ieee", "cuda", "metal", "wgsl"),
+    "mma-rounds-twice": ("ieee", "cuda", "metal", "wgsl"),
+    "mma-in-float64": ("ieee", "cuda", "metal", "wgsl"),
+    "mma-cut-to-25-bits": ("ieee", "cuda", "metal", "wgsl"),
+    "mma-fma-ascending": ("ieee", "cuda", "metal", "wgsl"),
+    "mma-tree-halving": ("ieee", "cuda", "metal", "wgsl"),
+    "sequential-descending": ("ieee", "cuda", "metal", "wgsl"),
+    "sequential-not-fused": ("ieee", "cuda", "metal", "wgsl"),
+    "exact-by-float64": ("ieee", "cuda", "metal", "wgsl"),
+    "sum-sequential": ("ieee", "cuda", "metal", "wgsl"),
+    # either neighbour is a right rounding, and NaN and infinity are undetermined
+    "nan-ignored": ("wgsl",),
+    "cast-saturates": ("wgsl",),
+    "cast-toward-zero": ("wgsl",),
+    "cast-ties-away": ("wgsl",),
+    # flushing, or inside the budget of exp there
+    "flush-to-zero": ("metal", "wgsl"),
+}
