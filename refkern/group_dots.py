@@ -52,7 +52,7 @@ def _exact(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     dots = np.empty((len(x), len(w), -(-k // GROUP)))
     for g in range(dots.shape[-1]):
         at = slice(g * GROUP, min((g + 1) * GROUP, k))
-        x_nan, w_nan = (is_nan(codes[:, at]).any(axis=-1) for codes in (x, w))
+        x_nan, w_nan = (np.any(is_nan(codes[:, at]), axis=-1) for codes in (x, w))
         nan = np.logical_or(x_nan[:, None], w_nan[None])
         units = np.matmul(_integers(x[:, at]), _integers(w[:, at]).T)  # integers: nothing to round
         dots[..., g] = np.where(nan, np.nan, units * UNIT)
