@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from refkern.casts import widen
+from refkern.formats import FLOAT8_E4M3FN
 from refkern.ulp import is_nan
 
 GROUP = 128
@@ -46,28 +47,25 @@ class ExactDots:
 
 
 def _exact(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """float64 [tokens, rows, groups], without any rounding."""
-    x_integers, x_nan = _integers(x)
-    w_integers, w_nan = _integers(w)
-    groups = x_integers.shape[1]
-    dots = np.empty((len(x), len(w), groups))
-    for g in range(groups):
-        units = np.matmul(x_integers[:, g], w_integers[:, g].T)  # integers: nothing to round
-        nan = x_nan[:, None, g] | w_nan[None, :, g]
+    """float64 [tokens, rows, groups], without any rounding; NaN where a code is NaN."""
+    k = x.shape[1]
+    dots = np.empty((len(x), len(w), -(-k // GROUP)))
+    for g in range(dots.shape[-1]):
+        at = slice(g * GROUP, min((g + 1) * GROUP, k))
+        x_nan, w_nan = (np.any(is_nan(codes[:, at]), axis=-1) for codes in (x, w))
+        nan = np.logical_or(x_nan[:, None], w_nan[None])
+        units = np.matmul(_integers(x[:, at]), _integers(w[:, at]).T)  # integers: nothing to round
         dots[..., g] = np.where(nan, np.nan, units * UNIT)
     return dots
 
 
-def _integers(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[rows, K] e4m3 -> int64 multiples of 2^-9 [rows, groups, 128], and which groups have NaN."""
-    rows, k = codes.shape
-    groups = -(-k // GROUP)
-    nan = np.zeros((rows, groups * GROUP), np.bool_)
-    nan[:, :k] = is_nan(codes)
-    units = np.zeros((rows, groups * GROUP), np.int64)
-    units[:, :k] = np.where(nan[:, :k], 0, widen(codes) * np.float32(2**9))
-    shape = (rows, groups, GROUP)
-    return units.reshape(shape), np.asarray(nan.reshape(shape).any(axis=-1))
+def _integers(codes: np.ndarray) -> np.ndarray:
+    """e4m3 as int64 multiples of 2^-9; 0 for NaN."""
+    return _UNITS[codes.view(np.uint8)]
+
+
+_EVERY = np.arange(256, dtype=np.uint8).view(FLOAT8_E4M3FN.dtype)
+_UNITS = np.where(is_nan(_EVERY), 0, widen(_EVERY) * np.float32(2**9)).astype(np.int64)
 
 
 def exact_scaled_dots(

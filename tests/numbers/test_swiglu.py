@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from fractions import Fraction
 
 import ml_dtypes
+import mpmath
 import numpy as np
 import pytest
 
@@ -158,28 +160,82 @@ def test_kernel_has_the_bits_of_the_reference_in_other_dtypes(name: str, dtype: 
         np.testing.assert_array_equal(raw(got), raw(want))
 
 
-def test_float32_densemlp_rounds_three_times_and_no_more() -> None:
-    """1 + exp, the quotient and the product, each the nearest float32 of exact rationals."""
-    rng = np.random.default_rng(6)
-    gate, up = (rng.standard_normal(300).astype(np.float32) * 4 for _ in range(2))
-    exp = refkern.elementary.exp_correctly_rounded(-gate)
+def nearest(x: Fraction, bits: int) -> Fraction:
+    """To nearest even with ``bits`` significant bits; no under- or overflow here."""
+    if x == 0:
+        return x
+    exponent = math.floor(math.log2(abs(x)))
+    exponent += (abs(x) >= Fraction(2) ** (exponent + 1)) - (abs(x) < Fraction(2) ** exponent)
+    quantum = Fraction(2) ** (exponent - bits + 1)
+    return round(x / quantum) * quantum
 
-    def nearest(x: Fraction) -> Fraction:
-        return Fraction(float(refkern.cast(np.array(odd(x)), "float32")))
 
-    def odd(x: Fraction) -> float:
-        """x as float64, rounded to odd, so that the cast to float32 is the one rounding."""
-        near = float(x)
-        if Fraction(near) != x and int(np.float64(near).view(np.int64)) % 2 == 0:
-            return float(np.nextafter(near, np.inf if Fraction(near) < x else -np.inf))
-        return near
+def f(x: Fraction) -> Fraction:
+    return nearest(x, 24)
 
-    want = []
-    for g, u, e in zip(gate, up, exp, strict=True):
-        below = nearest(1 + Fraction(float(e)))
-        silu = nearest(Fraction(float(g)) / below)
-        want.append(float(nearest(silu * Fraction(float(u)))))
-    np.testing.assert_array_equal(refkern.swiglu(gate, up), np.array(want, np.float32))
+
+def b(x: Fraction) -> Fraction:
+    return nearest(x, 8)
+
+
+def e(x: Fraction) -> Fraction:
+    """float32 exp(-x), from mpmath."""
+    value = mpmath.exp(-mpmath.mpf(x.numerator) / x.denominator)
+    return f(Fraction(int(value.man)) * Fraction(2) ** int(value.exp))
+
+
+ALPHA = Fraction(float(np.float32(1.702)))
+L69 = Fraction(float(np.float32(6.9)))
+
+#: (gate, up) -> what the source computes, written out; limit 6.9, which bfloat16 rounds to 6.90625
+FORMULAS = {
+    "densemlp": lambda g, u: b(f(f(g / f(1 + e(g))) * u)),
+    "vllm-cuda-clamp": lambda g, u: b(f(b(f(b(g) / f(1 + e(b(g))))) * u)),
+    "vllm-native-clamp": lambda g, u: b(f(f(g * f(1 / f(1 + e(g)))) * u)),
+    "vllm-native-clamp-eager": lambda g, u: b(f(b(f(b(g) * b(f(1 / f(1 + e(b(g))))))) * b(u))),
+    "vllm-triton-colmajor": lambda g, u: b(f(b(f(b(g) / f(1 + e(b(g))))) * b(u))),
+    "vllm-triton-packed": lambda g, u: b(f(f(g / f(1 + e(g))) * u)),
+    "vllm-pad-aware": lambda g, u: b(f(f(g / f(1 + e(g))) * u)),
+    "vllm-batch-invariant": lambda g, u: b(f(f(b(g) / f(1 + e(b(g)))) * b(u))),
+    "deepgemm-megamoe": lambda g, u: f(f(b(g) / f(1 + e(b(g)))) * b(u)),
+    "sglang-dsv4": lambda g, u: f(f(b(g) / f(1 + e(b(g)))) * b(u)),
+    "gpt-oss": lambda g, u: b(f(f(f(u + 1) * g) / f(1 + e(f(ALPHA * g))))),
+    "gpt-oss-triton-kernels": lambda g, u: b(fused(f(g / f(1 + e(f(ALPHA * g)))), u)),
+    "minimax-m3": lambda g, u: b(
+        f(b(f(b(g) * b(f(1 / f(1 + e(b(f(ALPHA * b(g))))))))) * b(f(b(u) + 1)))
+    ),
+    "deepseek-v4-ref": lambda g, u: b(f(f(g / f(1 + e(g))) * u)),
+    "glm53-hf": lambda g, u: b(f(b(f(b(g) / f(1 + e(b(g))))) * b(u))),
+    "flashinfer-swiglu-bias": lambda g, u: b(f(f(g * f(1 / f(1 + e(g)))) * u)),
+}
+
+
+def fused(s: Fraction, u: Fraction) -> Fraction:
+    return f(s * u + s)
+
+
+@pytest.mark.parametrize("name", sorted(set(VARIANTS) - {"sglang-v2-fused", "step35"}))
+def test_each_variant_is_its_formula_in_exact_rationals(name: str) -> None:
+    rng = np.random.default_rng(9)
+    gate, up = ((rng.standard_normal(250) * 5).astype(BF16) for _ in range(2))
+    got = refkern.swiglu(gate, up, limit=6.9, variant=name)
+    with mpmath.workprec(100):
+        for g, u, have in zip(gate, up, got, strict=True):
+            clamped = min(Fraction(float(g)), L69), max(min(Fraction(float(u)), L69), -L69)
+            assert Fraction(float(have)) == FORMULAS[name](*clamped), (g, u)
+
+
+def test_the_variants_without_a_clamp_before_silu_in_exact_rationals() -> None:
+    rng = np.random.default_rng(10)
+    gate, up = ((rng.standard_normal(250) * 5).astype(BF16) for _ in range(2))
+    plain = refkern.swiglu(gate, up, variant="sglang-v2-fused")
+    after = refkern.swiglu(gate, up, limit=6.9, variant="step35")
+    with mpmath.workprec(100):
+        for g, u, p, a in zip(map(float, gate), map(float, up), plain, after, strict=True):
+            silu = f(Fraction(g) / f(1 + e(Fraction(g))))
+            assert Fraction(float(p)) == b(f(b(silu) * Fraction(u)))
+            clamped = max(min(Fraction(u), L69), -L69)
+            assert Fraction(float(a)) == b(f(min(silu, L69) * clamped))
 
 
 def witnesses() -> list[tuple[np.ndarray, np.ndarray, float | None]]:

@@ -16,6 +16,7 @@ import refkern
 from refkern import ops
 from refkern.arithmetic import Bits
 from refkern.casts import widen
+from refkern.compiled.group_dots import project_exactly
 from refkern.formats import codes
 from refkern.hardware.sm90 import group_dots as sm90
 from refkern.threads import available_threads, get_num_threads
@@ -259,11 +260,13 @@ def test_the_exact_recipe_rounds_once() -> None:
         assert Fraction(float(found["out"][token, row])) == rounded(value, 7)
 
 
-def test_the_exact_recipe_does_not_round_twice() -> None:
-    """A sum just above the midpoint of two bfloat16, and on it in float32: 1 + 2^-8 + 2^-40."""
+@pytest.mark.parametrize("rest", [-40, -70])
+def test_the_exact_recipe_does_not_round_twice(rest: int) -> None:
+    """1 + 2^-8 + 2^rest, just above the midpoint of two bfloat16: on it in float32, and for the
+    second rest in float64 too."""
     x, w13 = np.zeros((1, 384), np.float32), np.zeros((2, 384), np.float32)
     x[:, ::128], w13[:, ::128] = 1, 256
-    scale = np.ldexp(np.float32(1), np.array([[-8, -16, -48]] * 2))
+    scale = np.ldexp(np.float32(1), np.array([[-8, -16, rest - 8]] * 2))
     given = {
         "x": x.astype(BF16),
         "w13": w13.astype(E4M3),
@@ -276,8 +279,12 @@ def test_the_exact_recipe_does_not_round_twice() -> None:
     assert float(found["gate"][0, 0]) == 1 + 2.0**-7
     twice = reference(**given)
     assert float(twice["gate"][0, 0]) == 1.0  # ties to even, after float32 lost the rest
-    out = mlp(**given, recipe="exact")
-    assert difference(out, found["out"]).mismatches == 0
+    wide = np.zeros((2, 1), np.uint16)
+    project_exactly(
+        found["x_codes"], found["x_scales"], given["w13"], scale, np.arange(2), wide.T
+    )  # fmt: skip
+    assert [f"{c:04x}" for c in wide[:, 0]] == ["3f81", "3f81"]
+    assert difference(mlp(**given, recipe="exact"), found["out"]).mismatches == 0
 
 
 # ----------------------------------------------------------------------------- kernel = reference
