@@ -243,6 +243,24 @@ def test_kernel(golden):
     run(source.replace("{more}", ", policy='ieee'")).assert_outcomes(failed=1)
 
 
+def test_cases_outside_of_a_recipe_s_domain_are_skipped(
+    run: Callable[..., pytest.RunResult],
+) -> None:
+    source = """
+import pytest, refkern
+@pytest.mark.goldens("groups_*", "no_gate", recipe="modular-vector")
+def test_kernel(golden):
+    out = refkern.gated_group_rmsnorm(**golden.inputs, **golden.params, recipe=golden.recipe)
+    golden.check(out)
+"""
+    result = run(source, "-rs")
+    result.assert_outcomes(passed=2, skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*group_size: 7 was given; *multiple of 4*"])
+    run(source.replace("modular-vector", "nix"), "-k", "no_gate").assert_outcomes(
+        errors=1, deselected=2
+    )
+
+
 def test_inputs_are_copies_with_the_case_s_strides(run: Callable[..., pytest.RunResult]) -> None:
     source = """
 import pytest, refkern
