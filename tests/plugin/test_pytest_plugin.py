@@ -42,7 +42,7 @@ def test_kernel(golden):
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plugin") / "goldens"
     (folder / OP).mkdir(parents=True)
-    for selected in select(FEW):
+    for selected in select(FEW, op=OP):
         hdf5.write(build(selected).golden, folder / selected.path)
     return folder
 
