@@ -251,7 +251,6 @@ def _deactivate(capture: Capture) -> None:
             Op.run = _run  # type: ignore[method-assign]
 
 
-@functools.wraps(Op.run)
 def _observed_run(op: Op, call: Call, recipe: Recipe, out: np.ndarray | None = None) -> np.ndarray:
     with _registry:
         watching = () if getattr(_here, "busy", False) else tuple(_active)

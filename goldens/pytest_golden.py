@@ -42,6 +42,14 @@ class Golden:
             self._prepared, self._inputs = prepare(hdf5.read(path))
         except InvalidInput as error:
             raise DamagedFile(path, str(error)) from None
+        #: why the case cannot be judged by the recipe that was asked for; "" where it can
+        self.outside = ""
+        if recipe not in (None, "any"):
+            chosen = self._prepared.op.recipe(recipe)
+            try:
+                chosen.for_call(self._prepared.whole)
+            except InvalidInput as outside:
+                self.outside = str(outside)
         #: whether `check` was called: a test that compares nothing must not pass
         self.checked = False
 

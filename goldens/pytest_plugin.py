@@ -161,6 +161,8 @@ def golden(_refkern_asked: Asked, request: pytest.FixtureRequest, record_propert
         problem = str(error)
     if problem:  # outside of the handler, so that the error is shown once
         pytest.fail(problem, pytrace=False)
+    if made.outside:
+        pytest.skip(made.outside)
     node.stash[_MADE] = made
     return made
 

@@ -42,7 +42,7 @@ def test_kernel(golden):
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plugin") / "goldens"
     (folder / OP).mkdir(parents=True)
-    for selected in select(FEW):
+    for selected in select(FEW, op=OP):
         hdf5.write(build(selected).golden, folder / selected.path)
     return folder
 
@@ -241,6 +241,24 @@ def test_kernel(golden):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*elements are not the bits of modular-apple*"])
     run(source.replace("{more}", ", policy='ieee'")).assert_outcomes(failed=1)
+
+
+def test_cases_outside_of_a_recipe_s_domain_are_skipped(
+    run: Callable[..., pytest.RunResult],
+) -> None:
+    source = """
+import pytest, refkern
+@pytest.mark.goldens("groups_*", "no_gate", recipe="modular-vector")
+def test_kernel(golden):
+    out = refkern.gated_group_rmsnorm(**golden.inputs, **golden.params, recipe=golden.recipe)
+    golden.check(out)
+"""
+    result = run(source, "-rs")
+    result.assert_outcomes(passed=2, skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*group_size: 7 was given; *multiple of 4*"])
+    run(source.replace("modular-vector", "nix"), "-k", "no_gate").assert_outcomes(
+        errors=1, deselected=2
+    )
 
 
 def test_inputs_are_copies_with_the_case_s_strides(run: Callable[..., pytest.RunResult]) -> None:
