@@ -222,9 +222,7 @@ def grouped_matmul(
 
 def tiles_of(start: int, stop: int, expert: int) -> list[tuple[int, int, int]]:
     """(first row, rows, expert) for every 16 rows of a group."""
-    return [
-        (row, min(TILE_ROWS, stop - row), expert) for row in range(start, stop, TILE_ROWS)
-    ]
+    return [(row, min(TILE_ROWS, stop - row), expert) for row in range(start, stop, TILE_ROWS)]
 
 
 # ------------------------------------------------------------------------------ block_scaled_mlp
