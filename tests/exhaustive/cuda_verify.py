@@ -6,8 +6,8 @@
 The cases of the quick and the standard tier are built in memory.  The GPU runs them first; then
 each output is judged under policy cuda, and for the project's own kernels also compared with what
 `refkern.hardware.sm90` says they compute ("as written": their own order, expf, rsqrtf, tensor
-cores), bit for bit.  Then single questions: torch._grouped_mm against a wgmma chain, torch._scaled_mm
-against exact dots.
+cores), bit for bit.  Then single questions: torch._grouped_mm against a wgmma chain,
+torch._scaled_mm against exact dots.
 
 DIR gets results.json, report.md and outputs.npz (the CUDA outputs as codes).  Needs numpy, numba,
 ml_dtypes and nvcc, torch only for its own rows; refkern is taken from the checkout.
@@ -412,14 +412,15 @@ def markdown(results: dict[str, Any]) -> str:
             )
         for r in rows:
             if r["rung"] == "fail" or "judge_error" in r:
-                lines += ["", f"{r['op']}/{r['case']}: {r.get('headline')}; first guilty stage "
-                          f"{r.get('first_stage')}", *r.get("worst", []), r.get("judge_error", "")]  # fmt: skip
+                title = f"{r['op']}/{r['case']}: {r.get('headline')}"
+                stage = f"first guilty stage {r.get('first_stage')}"
+                lines += ["", f"{title}; {stage}", *r.get("worst", []), r.get("judge_error", "")]
     lines += ["", "## Single questions", ""]
     for answer in results["questions"]:
         found = answer.get("error") or f"{answer['mismatches']} of {answer['elements']} differ"
         more = answer.get("largest_error_of_bound")
-        lines.append(f"- {answer['question']}: {found}"
-                     + (f", largest error {more:.4f} of the bound" if more is not None else ""))  # fmt: skip
+        bound = "" if more is None else f", largest error {more:.4f} of the bound"
+        lines.append(f"- {answer['question']}: {found}{bound}")
     return "\n".join(lines) + "\n"
 
 
@@ -484,8 +485,8 @@ def main() -> int:
                 row.update(done.result())
             except Exception as error:
                 row.update(rung="error", headline=f"judging: {type(error).__name__}: {error}")
-            print(f"{row['backend']:6} {row['rung']:6} {row['op']}/{row['case']} "
-                  f"{row.get('other_bits', '')} {row.get('judge_seconds', '')} s", flush=True)  # fmt: skip
+            seconds = f"{row.get('judge_seconds', '')} s"
+            print(row["backend"], row["rung"], f"{row['op']}/{row['case']}", seconds, flush=True)
     results["about"]["seconds"] = round(time.perf_counter() - started)
     save(chosen.out, results, kept)
     print(markdown(results))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any
 
 import ml_dtypes
 import numpy as np
