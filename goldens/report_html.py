@@ -185,8 +185,12 @@ def _details(details: Details) -> Iterator[str]:
     )
     occurring = dict.fromkeys(state for _, state in details.stages)
     key = "; ".join(f"{marks[state]} {words[state]}" for state in occurring)
-    yield f'<h3>Stages</h3><ul class="stages">{strip}</ul>'
-    yield f'<p class="key" style="margin-top:6px">{escape(key)}</p>'
+    yield "<h3>Stages</h3>"
+    if set(occurring) == {"absent"}:
+        yield '<p class="soft">The candidate gave none but the output.</p>'
+    else:
+        yield f'<ul class="stages">{strip}</ul>'
+        yield f'<p class="key" style="margin-top:6px">{escape(key)}</p>'
     yield _heat_map(details.heat_map)
     yield _histogram(details.histogram)
 

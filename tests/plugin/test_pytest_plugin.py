@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 
+import numba  # noqa: F401  pytester forgets what its runs import first; not to be loaded twice
 import numpy as np
 import pytest
 

@@ -1,0 +1,9 @@
+"""Modules that several tests here share are found beside them, and the runner for GPUs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "exhaustive")]
