@@ -10,6 +10,7 @@ import itertools
 import mmap
 import tracemalloc
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -240,7 +241,7 @@ def test_empty_shapes(recipe: str) -> None:
     got = refkern.grouped_matmul(*none, [1, 3], [1], out=out, **params)
     assert got.tolist() == [[7] * 4, [0] * 4, [0] * 4]
     assert not np.signbit(check_kernel(*none, [1, 3], [1], **params)).any()
-    for rows, experts, columns, k in ((0, 2, 4, 8), (3, 0, 4, 8), (3, 2, 0, 8), (0, 0, 0, 0)):
+    for rows, experts, columns, k in ((0, 2, 4, 16), (3, 0, 4, 16), (3, 2, 0, 16), (0, 0, 0, 0)):
         a, b = np.ones((rows, k), BF16), np.ones((experts, columns, k), BF16)
         ids = [0] if experts else [-1]
         assert check_kernel(a, b, [0, rows], ids, **params).shape == (rows, columns)
@@ -414,6 +415,35 @@ def test_an_mma_replays_terms_alone() -> None:
         assert_same(schedule.replay(terms), schedule.replay(terms, np.ones((1, 70), np.float32)))
 
 
+# --------------------------------------------------------------------------- torch on an H200
+
+H200 = np.load(Path(__file__).parent.parent / "data" / "h200_torch_matmul.npz")
+
+
+@pytest.mark.parametrize("name", ["gmm_a", "gmm_b"])
+def test_captured_grouped_mm(name: str) -> None:
+    a, b, want = (H200[f"{name}_{part}"].view(BF16) for part in ("a", "b", "out"))
+    offsets = np.concatenate([[0], H200[f"{name}_offs"]])
+    ids = np.arange(len(b), dtype=np.int32)
+    assert_same(check_kernel(a, b, offsets, ids, recipe="torch-sm90"), want)
+
+
+@pytest.mark.parametrize("name", [n[:-2] for n in H200 if n.startswith("mm_") and n.endswith("_a")])
+def test_captured_mm(name: str) -> None:
+    """One group is a plain matmul; torch's float32 outputs are the sums themselves."""
+    dtype = {"bf16": BF16, "f16": F16}[name.split("_")[1]]
+    a, b = (H200[f"{name}_{part}"].view(dtype) for part in "ab")
+    call = (a, b[None], [0, len(a)], [0])
+    for part, out in (("out", dtype), ("out32", F32)):
+        got = refkern.grouped_matmul(*call, recipe="torch-sm90", out_dtype=out.name)
+        assert_same(got, H200[f"{name}_{part}"].view(out))
+
+
+def test_torch_sm90_takes_whole_instructions() -> None:
+    with pytest.raises(refkern.InvalidInput, match="K % 16"):
+        refkern.grouped_matmul(A52, STACK, [0, 5], [0], recipe="torch-sm90")
+
+
 # ------------------------------------------------------------------------ kernel and reference
 
 SHAPES = [(1, 5), (31, 70), (33, 3), (200, 64), (203, 45), (320, 96)]
@@ -425,6 +455,7 @@ GROUPS = [0, 3, 3, 20, 21, 37]
 def test_kernel_is_the_reference(recipe: str, dtype: np.dtype) -> None:
     """Odd N, tails of K, N below a tile; plain values, and 24 binades of them."""
     for (k, n), binades in (*((shape, 0) for shape in SHAPES), ((33, 3), 12), ((203, 45), 12)):
+        k = k if recipe != "torch-sm90" else 16 * -(-k // 16)
         a = random((40, k), dtype, 1, binades=binades)
         b = random((3, n, k), dtype, 2, binades=binades)
         offsets, ids = GROUPS, [2, 0, 1, -1, 0]
@@ -598,7 +629,7 @@ def test_every_recipe_has_bits_of_its_own() -> None:
 
 @pytest.mark.parametrize("recipe", [r for r in RECIPES if OP.recipes[r].batch_invariant])
 def test_a_row_alone_has_the_same_bits(recipe: str) -> None:
-    a, b = random((70, 300), BF16), random((2, 9, 300), BF16, 1)
+    a, b = random((70, 304), BF16), random((2, 9, 304), BF16, 1)
     whole = refkern.grouped_matmul(a, b, [0, 67, 70], [1, 0], recipe=recipe, out_dtype="float32")
     for row in (0, 66, 69):
         alone = refkern.grouped_matmul(
@@ -610,7 +641,7 @@ def test_a_row_alone_has_the_same_bits(recipe: str) -> None:
 @pytest.mark.parametrize("offsets", [[1, 4, 4, 6, 7], [1, 21, 21, 23, 24]])
 def test_sampled_rows(offsets: list[int]) -> None:
     """Rows in any order, of groups with and without an expert and of none, keep their kernel."""
-    a, b = random((25, 300), BF16), random((3, 9, 300), BF16, 1)
+    a, b = random((25, 304), BF16), random((3, 9, 304), BF16, 1)
     call = OP.check(a, b, np.array(offsets, np.uint32), [2, 1, -1, 0], out_dtype="float32")
     rows = np.array([24, offsets[-1] - 1, 0, 1, 3, 2, 2])
     for name in RECIPES:

@@ -14,10 +14,12 @@ import numba
 import numpy as np
 
 from refkern import schedules
+from refkern.casts import cast
 from refkern.compiled import casts, sums
 from refkern.compiled.bits import bits_float64, float64_bits, fma, jit
 from refkern.compiled.rows import flat_output, rows_of
 from refkern.formats import FLOAT32, Format, codes, format_of
+from refkern.hardware.sm90.tensor_cores import TensorCoreChain
 from refkern.op import Call
 from refkern.ops.grouped_matmul.recipes import STRIP, STRIP_ORDER, Gemv, GroupedRecipe, MmaStrips
 from refkern.ops.grouped_matmul.spec import NO_EXPERT, groups
@@ -50,6 +52,9 @@ def run(call: Call, recipe: GroupedRecipe, out: np.ndarray) -> None:
             work.append((start, stop - start, expert))
     if not work or columns == 0:
         return
+    if isinstance(recipe.order, TensorCoreChain):
+        run_tensor_cores(recipe.order, call, work, out)
+        return
     a, a_stride = rows_of(call.a)
     source, target = format_of(call.a.dtype), format_of(out.dtype)
     wide = out if target is FLOAT32 else np.empty(out.shape, np.float32)
@@ -64,6 +69,18 @@ def run(call: Call, recipe: GroupedRecipe, out: np.ndarray) -> None:
         narrow_rows = _narrow_rows(target)
         for start, rows, _ in work:
             narrow_rows(flat, flat_output(out), start * columns, (start + rows) * columns)
+
+
+def run_tensor_cores(
+    order: TensorCoreChain, call: Call, work: list[tuple[int, int, int]], out: np.ndarray
+) -> None:
+    """A group after the other; the model of the tensor cores shares its outputs out itself."""
+    # numba compiles nothing of it for those who never come here
+    from refkern.hardware.sm90.compiled_tensor_cores import gemm_chain
+
+    for start, rows, expert in work:
+        sums = gemm_chain(order.instruction, call.a[start : start + rows], call.b[expert])
+        out[start : start + rows] = cast(sums, format_of(out.dtype))
 
 
 @cache

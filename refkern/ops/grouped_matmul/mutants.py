@@ -10,6 +10,7 @@ import numpy as np
 
 from refkern.arithmetic import Bits
 from refkern.casts import cast, widen
+from refkern.hardware.sm90.tensor_cores import TensorCoreChain
 from refkern.mutant import Mutant
 from refkern.op import Call
 from refkern.ops.grouped_matmul.recipes import (
@@ -486,6 +487,9 @@ MUTANTS = (
            recipe=where(lambda o: isinstance(o, Sequential), lambda o: Sequential(fused=False))),
     Mutant("exact-by-float64", "added in float64 and rounded that",
            recipe=where(lambda o: isinstance(o, Exact), lambda o: ByFloat64())),
+    Mutant("wgmma-rounds-to-nearest", "added an instruction's products exactly and rounded the sum",
+           recipe=where(lambda o: isinstance(o, TensorCoreChain),
+                        lambda o: MmaStrips("exact", tuple(range(STRIP))))),
     Mutant("sum-sequential", "added one product after the other",
            recipe=where(lambda o: not isinstance(o, Sequential), lambda o: Sequential(fused=True))),
     Mutant("accumulator-bfloat16", "kept the accumulator in bfloat16",
@@ -535,6 +539,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "sequential-descending": ("ieee", "cuda", "metal", "wgsl"),
     "sequential-not-fused": ("ieee", "cuda", "metal", "wgsl"),
     "exact-by-float64": ("ieee", "cuda", "metal", "wgsl"),
+    "wgmma-rounds-to-nearest": ("ieee", "cuda", "metal", "wgsl"),
     "sum-sequential": ("ieee", "cuda", "metal", "wgsl"),
     # either neighbour is a right rounding, and NaN and infinity are undetermined
     "nan-ignored": ("wgsl",),

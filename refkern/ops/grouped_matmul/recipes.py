@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from refkern.elementary import fma
 from refkern.errors import InvalidInput
+from refkern.hardware.sm90.tensor_cores import TensorCoreChain
 from refkern.op import Call
 from refkern.ops.grouped_matmul.spec import tokens_per_expert
 from refkern.recipe import Recipe
@@ -162,6 +163,21 @@ def dispatched(call: Call) -> GroupedRecipe:
     return MODULAR_GEMV if tokens_per_expert(call) <= max(GEMV_UP_TO) else MODULAR_MMA
 
 
+#: products of one wgmma instruction on 16-bit operands
+WGMMA_K = 16
+
+
+def whole_instructions(call: Call) -> None:
+    k = call.b.shape[2]
+    if k % WGMMA_K != 0:
+        raise InvalidInput("b", f"K = {k}", f"recipe torch-sm90 takes K % {WGMMA_K} == 0")
+
+
+def of_operands(call: Call) -> GroupedRecipe:
+    short = {"bfloat16": "bf16", "float16": "f16"}[call.a.dtype.name]
+    return replace(TORCH_SM90, order=TensorCoreChain(f"wgmma.k{WGMMA_K}.{short}"), choose=None)
+
+
 MODULAR_GEMV = GroupedRecipe(
     name="modular-gemv",
     source="Modular's grouped GEMV for Apple GPUs: a simdgroup an output, lanes of 8 neighbours",
@@ -208,6 +224,13 @@ EXACT = GroupedRecipe(
     source="the correctly rounded sum of the exact products",
     order=Exact(rounded_products=False),
 )
+TORCH_SM90 = GroupedRecipe(
+    name="torch-sm90",
+    source="torch's grouped and plain matmul on Hopper: one wgmma chain over K from +0, one cast",
+    order=TensorCoreChain(f"wgmma.k{WGMMA_K}.bf16"),
+    domain=whole_instructions,
+    choose=of_operands,
+)
 RECIPES = (
     MODULAR,
     MODULAR_GEMV,
@@ -217,4 +240,5 @@ RECIPES = (
     MODULAR_MMA_TREE,
     SEQUENTIAL,
     EXACT,
+    TORCH_SM90,
 )
