@@ -240,7 +240,7 @@ _run = Op.run
 def _activate(capture: Capture) -> None:
     with _registry:
         if not _active:
-            Op.run = _observed_run  # type: ignore[method-assign]
+            Op.run = _observed_run  # type: ignore[assignment, method-assign]
         _active.append(capture)
 
 

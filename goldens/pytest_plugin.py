@@ -9,7 +9,7 @@ test asks for a golden; nothing is read while tests are collected, and no golden
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -82,7 +82,7 @@ def _policy(config: pytest.Config) -> str:
     return config.getoption("refkern_policy") or config.getini("refkern_policy")
 
 
-def _wanted(node: pytest.Item | pytest.Function) -> tuple[tuple[str, ...], dict[str, Any]]:
+def _wanted(node: pytest.Item) -> tuple[tuple[str, ...], Mapping[str, Any]]:
     """The globs and options of the nearest mark."""
     mark = node.get_closest_marker(MARK)
     if mark is None:
