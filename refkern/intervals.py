@@ -98,8 +98,13 @@ class Interval:
         return np.isinf(self.lo) | np.isinf(self.hi)
 
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """lo and hi in the interval's own dtype, where every bound is a value."""
-        return casts.cast(self.lo, self.dtype), casts.cast(self.hi, self.dtype)
+        """lo and hi in the interval's own dtype, where every bound is a value.
+
+        What is free is bounded by the infinities, or by the largest values of a format without.
+        """
+        clip = format_of(self.dtype).infinity is None
+        lo, hi = (casts.cast(bound, self.dtype, saturate=clip) for bound in (self.lo, self.hi))
+        return lo, hi
 
     def accepts(self, values: np.ndarray) -> bool:
         """Whether an array of the right dtype and shape lies inside, every element."""
@@ -322,9 +327,11 @@ class Intervals:
         if self.policy.flush and not target.scale_only:
             smallest = np.float32(2.0**target.min_exponent)
             lo, hi = _flushed(lo, hi, smallest)
-        # A format without infinity overflows to NaN: certain only where both bounds do.
-        half_nan = np.isnan(lo) ^ np.isnan(hi)
-        free = x.free | half_nan
+        # A format without infinity overflows to NaN: certain only where both bounds do, on the
+        # same side of zero.
+        possible = np.isnan(lo) | np.isnan(hi)
+        certain = np.isnan(lo) & np.isnan(hi) & (np.isnan(x.lo) | (x.lo > 0) | (x.hi < 0))
+        free = x.free | (possible & ~certain)
         return Interval(np.where(free, -INF, lo), np.where(free, INF, hi), free, target.dtype)
 
     def _directed_cast(
@@ -336,6 +343,8 @@ class Intervals:
         toward_zero = self.policy.rounding == "nearest-or-zero"
         down = (lo > x.lo) & ~(toward_zero & (x.lo < 0))
         up = (hi < x.hi) & ~(toward_zero & (x.hi > 0))
+        if saturate:  # nothing lies beyond the largest value
+            down, up = down & ~np.isnan(casts.widen(below)), up & ~np.isnan(casts.widen(above))
         return np.where(down, below, lo), np.where(up, above, hi)
 
     # Functions with a budget.  A recipe's own flavour of one is allowed beside it.

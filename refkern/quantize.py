@@ -295,11 +295,7 @@ def quantize_fp8(
     Raises InvalidInput for another dtype, group, rule or scale_format.
     Semantics: the sources named in `RULES`.
     """
-    array = arguments.as_array("x", x)
-    if find_format(array.dtype) not in SOURCES or array.ndim < 1:
-        allowed = f"[.., K] in {', '.join(map(str, SOURCES))} is needed"
-        raise InvalidInput("x", f"{array.dtype} {list(array.shape)}", allowed)
-    group = arguments.integer("group", group, at_least=1)
+    array, group = checked_groups(x, group)
     scaling = rule_named(rule).scaling(scale_format)
     *lead, k = array.shape
     flat = array.reshape(int(np.prod(lead)), k)
@@ -308,6 +304,15 @@ def quantize_fp8(
         x, code_bytes.reshape(array.shape), scales.reshape(*lead, -(-k // group)),
         scaling, scale_format,
     )  # fmt: skip
+
+
+def checked_groups(x: Any, group: Any) -> tuple[np.ndarray, int]:
+    """x as an array that `quantize_fp8` takes, and the group's size, or InvalidInput."""
+    array = arguments.as_array("x", x)
+    if find_format(array.dtype) not in SOURCES or array.ndim < 1:
+        allowed = f"[.., K] in {', '.join(map(str, SOURCES))} is needed"
+        raise InvalidInput("x", f"{array.dtype} {list(array.shape)}", allowed)
+    return array, arguments.integer("group", group, at_least=1)
 
 
 def quantize_fp8_blocks(

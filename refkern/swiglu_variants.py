@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from refkern import arguments
-from refkern.arithmetic import Bits
+from refkern.arithmetic import Bits, Sigmoid, Silu
 from refkern.casts import canonical, widen
 from refkern.elementary import EXP, Function
 from refkern.errors import InvalidInput
@@ -59,6 +59,13 @@ class Variant:
     rounds_each: bool = False
     #: the result stays float32 (it goes straight into a quantiser)
     rounds_result: bool = True
+
+    @property
+    def silu(self) -> Silu | None:
+        """The plain silu, which a policy lets take any algebraic form; None for another one."""
+        if self.alpha != 1 or self.rounds_each or self.join == "up-gate-first":
+            return None
+        return Silu(self.form, Sigmoid("plain", self.exp))
 
     def adds_beta(self, limit: float | None) -> bool:
         """Whether up + beta is an operation of its own, with the limit that applies."""
@@ -148,12 +155,15 @@ def swiglu_values(
     if variant.adds_beta(limit):
         up = rounded(m.add(up, m.constant(variant.beta)), each)
 
-    exponent = gate if variant.alpha == 1 else rounded(m.mul(m.constant(variant.alpha), gate), each)
-    below = m.add(m.constant(1), m.exp(m.negative(exponent), variant.exp))
+    if variant.silu is None:
+        scaled = m.mul(m.constant(variant.alpha), gate) if variant.alpha != 1 else gate
+        below = m.add(m.constant(1), m.exp(m.negative(rounded(scaled, each)), variant.exp))
     if variant.join == "up-gate-first":
         value = m.div(m.mul(up, gate), below)
     else:
-        if variant.form == "quotient":
+        if variant.silu is not None:
+            silu = m.silu(gate, variant.silu)
+        elif variant.form == "quotient":
             silu = m.div(gate, below)
         else:
             silu = m.mul(gate, rounded(m.div(m.constant(1), below), each))
@@ -182,6 +192,17 @@ def swiglu(
     Semantics: the sources named in `VARIANTS`.
     """
     chosen = variant_named(variant)
+    gate_array, up_array = checked_operands(gate, up)
+    applied = chosen.limit_for(checked_limit(limit))
+    from refkern.compiled.swiglu import swiglu_rows
+
+    result = swiglu_rows(gate_array, up_array, applied, chosen)
+    foreign = arguments.is_torch(gate) or arguments.is_torch(up)
+    return arguments.numpy_to_torch(result) if foreign else result
+
+
+def checked_operands(gate: Any, up: Any) -> tuple[np.ndarray, np.ndarray]:
+    """gate and up as arrays of one activation dtype and one shape, or InvalidInput."""
     gate_array, up_array = arguments.as_array("gate", gate), arguments.as_array("up", up)
     fmt = find_format(gate_array.dtype)
     if fmt not in ACTIVATIONS:
@@ -190,12 +211,7 @@ def swiglu(
     if up_array.dtype != gate_array.dtype or up_array.shape != gate_array.shape:
         given = f"{up_array.dtype} {list(up_array.shape)}"
         raise InvalidInput("up", given, f"{fmt} {list(gate_array.shape)} is needed, as gate is")
-    applied = chosen.limit_for(checked_limit(limit))
-    from refkern.compiled.swiglu import swiglu_rows
-
-    result = swiglu_rows(gate_array, up_array, applied, chosen)
-    foreign = arguments.is_torch(gate) or arguments.is_torch(up)
-    return arguments.numpy_to_torch(result) if foreign else result
+    return gate_array, up_array
 
 
 def reference(

@@ -83,9 +83,7 @@ def devices(device: str) -> tuple[Any, Any, Any]:
 
 
 @cache
-def compiled(
-    device: str, types: tuple[str, ...], width: int, group_size: int, eps: float
-) -> Any:
+def compiled(device: str, types: tuple[str, ...], width: int, group_size: int, eps: float) -> Any:
     """A graph of the one operation, for any number of rows."""
     from max.dtype import DType
     from max.graph import Graph, TensorType

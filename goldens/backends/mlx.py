@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
@@ -174,7 +174,7 @@ def grouped_matmul(
     return {"out": out}
 
 
-OPS = {
+OPS: dict[str, Callable[..., Computed]] = {
     "gated_group_rmsnorm": gated_group_rmsnorm,
     "gated_rmsnorm": gated_rmsnorm,
     "grouped_matmul": grouped_matmul,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -328,7 +329,7 @@ def swiglu(gate: Any, up: Any, limit: float | None, recipe: str) -> Any:
     return (silu * up).to(torch.bfloat16)
 
 
-OPS = {
+OPS: dict[str, Callable[..., Computed]] = {
     "gated_group_rmsnorm": gated_group_rmsnorm,
     "gated_rmsnorm": gated_rmsnorm,
     "grouped_matmul": grouped_matmul,

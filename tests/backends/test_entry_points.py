@@ -83,10 +83,10 @@ def test_one_that_does_not_is_called_without(run: Any, made: Path) -> None:
     assert done.json["policy"] == "metal"
     assert done.json["version"] == "2.5"
     rungs = {case["case"]: case["rung"] for case in done.json["cases"]}
-    assert rungs == {"groups_of_7": "fail", "mamba_ssm": "bits", "nemotron_wide_gate": "fail"}
-    (failed,) = [c for c in done.json["cases"] if c["case"] == "groups_of_7"]
+    assert rungs == {"groups_of_7": "accept", "mamba_ssm": "bits", "nemotron_wide_gate": "fail"}
+    (failed,) = [c for c in done.json["cases"] if c["case"] == "nemotron_wide_gate"]
     assert failed["hint"].startswith("bit-identical to recipe mamba-ssm")
-    assert failed["first_stage"] == "sum_of_squares"
+    assert failed["first_stage"] == "rstd"
 
 
 def test_one_for_another_op_skips(run: Any, made: Path) -> None:

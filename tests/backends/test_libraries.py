@@ -1,4 +1,4 @@
-"""The backends that call a library: torch, MLX, MAX and ONNX Runtime, each where it is installed."""
+"""The backends that call a library: torch, MLX, MAX, ONNX Runtime, each where it is installed."""
 
 from __future__ import annotations
 

@@ -190,8 +190,8 @@ def test_selection(run: Any, tmp_path: Path) -> None:
         (("--recipe", "nothing"), "recipe: 'nothing' was given; there are "),
         (("--tier", "nothing"), "'nothing' is not one of"),
         (("--jobs", "0"), "0 is not in the range"),
-        (("--threads", "99"), "threads: 99 was given; 1 to "),
-        (("--threads", "0"), "threads: 0 was given"),
+        (("--threads", "99"), "n: 99 was given; threads are available here from 1 to "),
+        (("--threads", "0"), "n: 0 was given"),
         (("--nothing",), "No such option"),
     ],
 )

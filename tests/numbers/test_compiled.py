@@ -212,8 +212,8 @@ def test_products_and_sums_are_not_contracted():
         code = "\n".join(run.inspect_asm().values())
         called = bool(re.search(r"\bfmaf?\b", code))  # where the processor has none
         assert (bool(pattern.search(code)) or called) == fused
-    kernels.exp(np.float32(1))
-    assert not pattern.search("\n".join(kernels.exp.inspect_asm().values()))
+    kernels.exp_float64(np.float32(1))  # `exp` asks for its fma itself
+    assert not pattern.search("\n".join(kernels.exp_float64.inspect_asm().values()))
 
 
 def test_a_function_without_numpy_equality_is_data():

@@ -518,7 +518,7 @@ def test_reported_1_gate_then_norm(recipe: str) -> None:
     got = norm(x, z, w, group_size=4, recipe=recipe)
     close(got, [0.11697729, -0.20216607, 3.9726261, 0])
     other = np.float32([[0.11364493, -0.19640691, 3.8594569, 0]])  # normalised, then gated
-    verdict = refkern.check(OP, other, recipe, y=x, gate=z, weight=w, group_size=4)
+    verdict = refkern.check(OP, other, recipe=recipe, y=x, gate=z, weight=w, group_size=4)
     assert verdict.rung == "fail"
     assert verdict.difference.mismatches == 3
     # a float32 gate, which holds the same values: four elements are then a whole vector

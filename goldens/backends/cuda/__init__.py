@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -331,7 +332,7 @@ def filled_up(codes: np.ndarray) -> np.ndarray:
     return filled
 
 
-OPS = {
+OPS: dict[str, Callable[..., Computed]] = {
     "gated_group_rmsnorm": gated_group_rmsnorm,
     "gated_rmsnorm": gated_rmsnorm,
     "grouped_matmul": grouped_matmul,
