@@ -32,6 +32,8 @@ export PYTHONPATH="$work:$work/wheels${PYTHONPATH:+:$PYTHONPATH}"
 export XDG_RUNTIME_DIR="${XDG_RUNTIME_DIR:-$work}"
 
 mkdir -p "$out"
+out=$(cd "$out" && pwd)
+cd "$work"  # in the checkout's root the plain refkern without goldens would be found first
 "$python" -c 'from refkern.goldens.backends import load; print(load("webgpu").version())'
 "$python" "$repository/tests/backends/webgpu_sums.py" | tee "$out/webgpu_sums.json"
 "$python" "$repository/tests/exhaustive/backends_table.py" --backend webgpu \
