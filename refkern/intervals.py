@@ -692,8 +692,9 @@ _OVERFLOW = float(MAX) + 2.0**103
 
 
 def _same_codes(a: np.ndarray, b: np.ndarray | None) -> bool:
-    same_kind = b is not None and a.dtype == b.dtype and a.shape == b.shape
-    return same_kind and np.array_equal(codes(a), codes(b))
+    if b is None or a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return bool(np.array_equal(codes(a), codes(b)))
 
 
 def _has(lo: np.ndarray, hi: np.ndarray, value: np.float32) -> np.ndarray:

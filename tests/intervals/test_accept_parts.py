@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import ml_dtypes
 import numpy as np
 import pytest
+from honest import Honest
 
 import refkern
 from refkern import accept, casts, policy
 from refkern.quantize import RULES, quantize, quantize_fp8
 from refkern.swiglu_variants import VARIANTS, reference, swiglu_values
-
-sys.path.insert(0, str(Path(__file__).parent))
-from honest import Honest
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 STORED = ("ieee", "cuda", "metal", "wgsl")

@@ -5,18 +5,13 @@ CI runs a few per case; tests/exhaustive/no_false_alarms.py runs thousands.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from honest import Honest
 
 from refkern import ops, policy
 from refkern.goldens.build import build
 from refkern.goldens.selection import Selected, select
-
-sys.path.insert(0, str(Path(__file__).parent))
-from honest import Honest
 
 STORED = ("ieee", "cuda", "metal", "wgsl")
 #: kernels per op and policy in CI
