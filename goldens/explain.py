@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from refkern.formats import codes
 from refkern.goldens.build import Prepared
 from refkern.policy import Policy
 from refkern.ulp import is_nan
-from refkern.verdict import Judge, Verdict
+from refkern.verdict import Judge, Verdict, difference
 
 #: sizes that a tile, a warp, a vector or a scale group usually has
 TILES = (256, 128, 64, 32, 16, 8, 4)
@@ -34,6 +34,23 @@ class Reproduction:
 
 
 @dataclass(frozen=True)
+class Closest:
+    """The mutant whose output has most of the candidate's bits, where it has nearly all of them."""
+
+    name: str
+    says: str
+    #: elements with other bits than the mutant's, and than the recipe's
+    differing: int
+    differing_from_recipe: int
+
+    def __str__(self) -> str:
+        return (
+            f"close to mutant {self.name} (the kernel {self.says}): other bits than its in "
+            f"{self.differing}, than the recipe's in {self.differing_from_recipe}"
+        )
+
+
+@dataclass(frozen=True)
 class Explanation:
     verdict: Verdict
     #: the first stage that does not follow from the candidate's own; None if none was given
@@ -43,6 +60,8 @@ class Explanation:
     reproduced_by: tuple[Reproduction, ...]
     #: bool, the output's shape: which elements are wrong
     wrong: np.ndarray = field(repr=False)
+    #: of a failure that nothing reproduces
+    closest: Closest | None = None
 
     def lines(self) -> list[str]:
         found = [self.verdict.headline]
@@ -52,7 +71,9 @@ class Explanation:
             )
         found += [f"where: {sentence}" for sentence in self.where]
         found += [f"what: {reproduction}" for reproduction in self.reproduced_by]
-        if not self.verdict.passed and not self.reproduced_by:
+        if self.closest is not None:
+            found.append(f"what: {self.closest}")
+        elif not self.verdict.passed and not self.reproduced_by:
             found.append("what: no recipe and no mutant of this op gives these values")
         return found
 
@@ -84,7 +105,9 @@ def explain(
         wrong = np.zeros(got.shape, bool)
     first = judge.first_guilty_stage({**stages, "out": got}, judged_by) if stages else None
     reproduced = () if verdict.rung == "bits" else tuple(_reproductions(judge, got, judged_by))
-    return Explanation(verdict, first, tuple(describe(wrong, prepared)), reproduced, wrong)
+    unexplained = verdict.rung == "fail" and not reproduced
+    closest = _closest(judge, got, want, judged_by) if unexplained else None
+    return Explanation(verdict, first, tuple(describe(wrong, prepared)), reproduced, wrong, closest)
 
 
 def _reproductions(judge: Judge, got: np.ndarray, recipe: str) -> list[Reproduction]:
@@ -112,6 +135,22 @@ def _reproductions(judge: Judge, got: np.ndarray, recipe: str) -> list[Reproduct
     return near
 
 
+def _closest(judge: Judge, got: np.ndarray, want: np.ndarray, recipe: str) -> Closest | None:
+    """A kernel with a mutant's fault and its own order of sums has most of the mutant's bits.
+
+    One that leaves a tenth of the differences, or fewer, says what happened; more would be a guess.
+    """
+    of_recipe = difference(got, want).mismatches
+    counted = []
+    for mutant in judge.op.part("mutants").MUTANTS:
+        wrong = mutant.stages(judge.op, judge.call, judge.chosen(recipe))["out"]
+        counted.append((difference(got, wrong).mismatches, mutant))
+    least, mutant = min(counted, key=lambda pair: pair[0])
+    if 10 * least > of_recipe:
+        return None
+    return Closest(mutant.name, mutant.says, least, of_recipe)
+
+
 def describe(wrong: np.ndarray, prepared: Prepared) -> list[str]:
     """Where the wrong elements of a [.., columns] output lie."""
     count = int(wrong.sum())
@@ -124,9 +163,27 @@ def describe(wrong: np.ndarray, prepared: Prepared) -> list[str]:
     found = [f"{count} of {wrong.size} elements"]
     if not rows.all():
         found.append(_places("row", rows))
+        found += _experts(rows, prepared)
     if not columns.all():
         found.append(_columns(columns, prepared))
     return found
+
+
+def _experts(rows: np.ndarray, prepared: Prepared) -> list[str]:
+    """In an op whose rows are grouped by expert: which groups and experts hold them all."""
+    inputs = prepared.call.inputs
+    if not {"a_offsets", "expert_ids"} <= set(inputs) or prepared.golden.sampled_rows is not None:
+        return []
+    starts, experts = np.asarray(inputs["a_offsets"]), np.asarray(inputs["expert_ids"])
+    groups = np.searchsorted(starts, np.flatnonzero(rows), side="right") - 1
+    if (groups < 0).any() or (groups >= experts.size).any():
+        return ["some of them in no group"]
+    hit = np.isin(np.arange(experts.size), groups)
+    if hit.all():
+        return []
+    named = sorted({int(expert) for expert in experts[hit]})
+    listed = ", ".join(map(str, named[:8]))
+    return [f"{_places('group', hit)}; of experts {listed}{', ...' if len(named) > 8 else ''}"]
 
 
 def _places(what: str, flags: np.ndarray) -> str:
@@ -156,7 +213,7 @@ def _columns(flags: np.ndarray, prepared: Prepared) -> str:
             return f"only in the last {width - tail} columns, behind the last whole tile of {tile}"
     for tile in TILES:
         places = np.unique(at % tile)
-        if at.size > 4 and places.size <= tile // 4:
+        if tile < width and at.size > 4 and places.size <= tile // 4:
             listed = ", ".join(map(str, places[:8]))
             return f"only in columns whose number is {listed} modulo {tile}"
     return _places("column", flags)
@@ -176,5 +233,6 @@ def summary(explanation: Explanation) -> dict[str, object]:
             {"kind": r.kind, "name": r.name, "says": r.says, "exact": r.exact}
             for r in explanation.reproduced_by
         ],
+        "closest": None if explanation.closest is None else asdict(explanation.closest),
         "worst": [str(e) for e in found.worst],
     }
