@@ -59,9 +59,8 @@ def test_the_two_commands_are_one_line_each() -> None:
 
 
 def test_the_table_of_ops() -> None:
-    rows = re.findall(r"^\| `(\w+)` \|.*\| (yes|not yet) \|$", README, re.MULTILINE)
-    assert len(rows) == 4
-    assert {op for op, here in rows if here == "yes"} == set(refkern.op_names())
+    named = re.findall(r"^\| `(\w+)` \|.*\|$", README, re.MULTILINE)
+    assert sorted(named) == refkern.op_names()
 
 
 def test_its_links_lead_somewhere() -> None:
