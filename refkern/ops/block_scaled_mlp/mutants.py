@@ -12,6 +12,7 @@ from refkern import powers
 from refkern.arithmetic import Bits
 from refkern.casts import cast, widen
 from refkern.elementary import Function
+from refkern.faults import with_inputs, with_params
 from refkern.formats import (
     BFLOAT16,
     FLOAT8_E4M3FN,
@@ -30,14 +31,6 @@ from refkern.schedules import Schedule, Sequential
 
 REPORTED = "reported: "
 BEHIND_CODES = ("x_scales", "act_scales")
-
-
-def with_params(call: Call, **changed: Any) -> Call:
-    return Call(call.inputs, {**call.params, **changed})
-
-
-def with_inputs(call: Call, **changed: Any) -> Call:
-    return Call({**call.inputs, **changed}, call.params)
 
 
 def scaling(**changed: Any) -> Callable[[MlpRecipe], MlpRecipe]:

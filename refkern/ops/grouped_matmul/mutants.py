@@ -10,6 +10,14 @@ import numpy as np
 
 from refkern.arithmetic import Bits
 from refkern.casts import cast, widen
+from refkern.faults import (
+    CastBy,
+    PartialSum,
+    SaturatingCast,
+    flushed,
+    rounded_to,
+    with_inputs,
+)
 from refkern.hardware.sm90.tensor_cores import TensorCoreChain
 from refkern.mutant import Mutant
 from refkern.op import Call
@@ -26,19 +34,6 @@ from refkern.ops.grouped_matmul.spec import NO_EXPERT, groups, largest_group, to
 from refkern.schedules import Exact, Lanes, Schedule, Sequential
 
 REPORTED = "reported: "
-
-
-def with_inputs(call: Call, **changed: Any) -> Call:
-    return Call({**call.inputs, **changed}, call.params)
-
-
-def rounded_to(dtype: Any, array: np.ndarray) -> np.ndarray:
-    return widen(cast(array, dtype))
-
-
-def flushed(array: np.ndarray) -> np.ndarray:
-    """Every float32 subnormal as a zero of its sign."""
-    return np.where(np.abs(array) < np.float32(2.0**-126), np.copysign(np.float32(0), array), array)
 
 
 # ---------------------------------------------------------------- groups, rows and experts
@@ -281,22 +276,6 @@ class ByFloat64:
         return in_float64(a, b, zero)
 
 
-class PartialSum(Bits):
-    """Adds only some of the K products."""
-
-    def __init__(self, *, multiple: int = 1, at_most: int | None = None) -> None:
-        super().__init__()
-        self.multiple, self.at_most = multiple, at_most
-
-    def dot(self, a: np.ndarray, b: np.ndarray, schedule: Schedule) -> np.ndarray:
-        n = a.shape[-1]
-        if n > self.multiple:
-            n -= n % self.multiple
-        if self.at_most is not None:
-            n = min(n, self.at_most)
-        return super().dot(a[..., :n], b[..., :n], schedule)
-
-
 class ShortRowsReadOn(Bits):
     """Loads a whole strip although K is below it: the next rows' elements are added too."""
 
@@ -363,30 +342,6 @@ class StoredThrough(Bits):
     def cast(self, x: np.ndarray, dtype: np.dtype, **how: Any) -> np.ndarray:
         x = rounded_to(self.way, x) if dtype.name == self.target else x
         return super().cast(x, dtype, **how)
-
-
-class SaturatingCast(Bits):
-    """Stores the largest finite value instead of infinity."""
-
-    def cast(self, x: np.ndarray, dtype: np.dtype, **how: Any) -> np.ndarray:
-        return super().cast(x, dtype, **{**how, "saturate": dtype.itemsize == 2})
-
-
-class CastBy(Bits):
-    """Narrows with a rounding of its own: toward zero, or ties away from it."""
-
-    def __init__(self, *, half: bool) -> None:
-        super().__init__()
-        self.half = half
-
-    def cast(self, x: np.ndarray, dtype: np.dtype, **how: Any) -> np.ndarray:
-        if dtype.itemsize == 4:
-            return super().cast(x, dtype, **how)
-        dropped = 13 if dtype == np.float16 else 16
-        half = np.uint32(1 << (dropped - 1)) if self.half else np.uint32(0)
-        mask = np.uint32(0xFFFFFFFF << dropped & 0xFFFFFFFF)
-        cut = ((np.ascontiguousarray(x).view(np.uint32) + half) & mask).view(np.float32)
-        return super().cast(np.where(np.isfinite(x) & np.isfinite(cut), cut, x), dtype, **how)
 
 
 def inputs_through(way: str, source: str) -> Callable[[Call], Call]:
@@ -510,9 +465,9 @@ MUTANTS = (
     Mutant("cast-saturates", "stored the largest finite value instead of infinity",
            arithmetic=lambda c: SaturatingCast()),
     Mutant("cast-toward-zero", "truncated when narrowing",
-           arithmetic=lambda c: CastBy(half=False), source=REPORTED + "43"),
+           arithmetic=lambda c: CastBy(0), source=REPORTED + "43"),
     Mutant("cast-ties-away", "rounded ties away from zero when narrowing",
-           arithmetic=lambda c: CastBy(half=True), source=REPORTED + "43"),
+           arithmetic=lambda c: CastBy(1), source=REPORTED + "43"),
 )  # fmt: skip
 
 #: Where a policy allows what a mutant does, it is a correct kernel: no case rejects it there.
