@@ -63,15 +63,17 @@ def bound(
     epsilon: float = 1e-5,
     activation: str = "silu",
     threads: int = 0,
+    spins: bool = True,
 ) -> Any:
     """A function of no argument that runs the operator from these arrays into ``out``.
 
     threads: of the session; 0: as many as ONNX Runtime likes.
+    spins: idle workers wait in a loop, which keeps their cores busy after a run.
     """
     import onnx
 
     types = tuple(ELEMENT_TYPES[a.dtype.name] for a in (x, scale, gate))
-    session = _session(types, x.ndim, scale.ndim, epsilon, activation, threads)
+    session = _session(types, x.ndim, scale.ndim, epsilon, activation, threads, spins)
     binding = session.io_binding()
     held = []
     for name, array in (("X", x), ("scale", scale), ("gate", gate), ("Y", out)):
@@ -97,11 +99,13 @@ def _session(
     epsilon: float,
     activation: str,
     threads: int,
+    spins: bool,
 ) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
     options.log_severity_level = 4
     return onnxruntime.InferenceSession(
         model(types, rank, scale_rank, epsilon, activation).SerializeToString(),
