@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -104,21 +105,31 @@ def explain(
     if verdict.rung == "bits":
         wrong = np.zeros(got.shape, bool)
     first = judge.first_guilty_stage({**stages, "out": got}, judged_by) if stages else None
-    reproduced = () if verdict.rung == "bits" else tuple(_reproductions(judge, got, judged_by))
-    unexplained = verdict.rung == "fail" and not reproduced
-    closest = _closest(judge, got, want, judged_by) if unexplained else None
+    reproduced: tuple[Reproduction, ...] = ()
+    closest = None
+    if verdict.rung != "bits":
+        apart = list(judge.apart_from_mutants(got, judged_by))
+        reproduced = tuple(_reproductions(judge, got, judged_by, apart))
+        if verdict.rung == "fail" and not reproduced:
+            closest = _closest(apart, difference(got, want).mismatches)
     return Explanation(verdict, first, tuple(describe(wrong, prepared)), reproduced, wrong, closest)
 
 
-def _reproductions(judge: Judge, got: np.ndarray, recipe: str) -> list[Reproduction]:
-    """Recipes and mutants that give the candidate's bits; without any, those that accept it."""
+def _reproductions(
+    judge: Judge, got: np.ndarray, recipe: str, apart: list[tuple[Any, int]]
+) -> list[Reproduction]:
+    """Recipes and mutants that give the candidate's bits; without any, those that accept it.
+
+    apart: of each mutant, in how many elements it has other bits.
+    """
     exact = [
         Reproduction("recipe", name, judge.op.recipe(name).source, True)
         for name in judge.same_bits(got)
     ]
     exact += [
         Reproduction("mutant", m.name, f"the kernel {m.says}", True)
-        for m in judge.reproducing_mutants(got, recipe)
+        for m, elements in apart
+        if elements == 0
     ]
     if exact:
         return exact
@@ -135,18 +146,13 @@ def _reproductions(judge: Judge, got: np.ndarray, recipe: str) -> list[Reproduct
     return near
 
 
-def _closest(judge: Judge, got: np.ndarray, want: np.ndarray, recipe: str) -> Closest | None:
+def _closest(apart: list[tuple[Any, int]], of_recipe: int) -> Closest | None:
     """A kernel with a mutant's fault and its own order of sums has most of the mutant's bits.
 
     One that leaves a tenth of the differences, or fewer, says what happened; more would be a guess.
     """
-    of_recipe = difference(got, want).mismatches
-    counted = []
-    for mutant in judge.op.part("mutants").MUTANTS:
-        wrong = mutant.stages(judge.op, judge.call, judge.chosen(recipe))["out"]
-        counted.append((difference(got, wrong).mismatches, mutant))
-    least, mutant = min(counted, key=lambda pair: pair[0])
-    if 10 * least > of_recipe:
+    mutant, least = min(apart, key=lambda pair: pair[1], default=(None, of_recipe))
+    if mutant is None or 10 * least > of_recipe:
         return None
     return Closest(mutant.name, mutant.says, least, of_recipe)
 

@@ -262,10 +262,14 @@ class Judge:
         return ""
 
     def reproducing_mutants(self, got: np.ndarray, recipe: str) -> Iterator[Any]:
+        return (mutant for mutant, apart in self.apart_from_mutants(got, recipe) if apart == 0)
+
+    def apart_from_mutants(self, got: np.ndarray, recipe: str) -> Iterator[tuple[Any, int]]:
+        """Each mutant that gives an output of this kind, and in how many elements it has others."""
         for mutant in self.op.part("mutants").MUTANTS:
             wrong = mutant.stages(self.op, self.call, self.chosen(recipe))["out"]
-            if _same(got, wrong):
-                yield mutant
+            if _same_kind(got, wrong):
+                yield mutant, difference(got, wrong).mismatches
 
     def first_guilty_stage(self, stages: Mapping[str, np.ndarray], recipe: str) -> str | None:
         """The first stage that does not follow from the candidate's own stages before it.

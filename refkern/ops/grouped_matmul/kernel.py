@@ -508,6 +508,30 @@ def _extent(source: Format) -> Any:
     return extent
 
 
+@jit
+def _sixteen(
+    a0: Any, a1: Any, a2: Any, a3: Any, a4: Any, a5: Any, a6: Any, a7: Any, a8: Any, a9: Any,
+    a10: Any, a11: Any, a12: Any, a13: Any, a14: Any, a15: Any, b: Any, c: int, s: Any,
+) -> Any:  # fmt: skip
+    """s and 16 products, by fma in the type of the operands."""
+    s = fma(a0, b[index(c)], s)
+    s = fma(a1, b[index(c + TILE)], s)
+    s = fma(a2, b[index(c + 2 * TILE)], s)
+    s = fma(a3, b[index(c + 3 * TILE)], s)
+    s = fma(a4, b[index(c + 4 * TILE)], s)
+    s = fma(a5, b[index(c + 5 * TILE)], s)
+    s = fma(a6, b[index(c + 6 * TILE)], s)
+    s = fma(a7, b[index(c + 7 * TILE)], s)
+    s = fma(a8, b[index(c + 8 * TILE)], s)
+    s = fma(a9, b[index(c + 9 * TILE)], s)
+    s = fma(a10, b[index(c + 10 * TILE)], s)
+    s = fma(a11, b[index(c + 11 * TILE)], s)
+    s = fma(a12, b[index(c + 12 * TILE)], s)
+    s = fma(a13, b[index(c + 13 * TILE)], s)
+    s = fma(a14, b[index(c + 14 * TILE)], s)
+    return fma(a15, b[index(c + 15 * TILE)], s)
+
+
 def _chain(source: Format, positions: tuple[int, ...], padding: np.float32) -> Any:
     """32 fma in a row, in the order of ``positions``."""
 
@@ -529,25 +553,10 @@ def _chain(source: Format, positions: tuple[int, ...], padding: np.float32) -> A
             a8, a9, a10, a11 = a[i + 8], a[i + 9], a[i + 10], a[i + 11]
             a12, a13, a14, a15 = a[i + 12], a[i + 13], a[i + 14], a[i + 15]
             for n in range(TILE):
-                c = j + n
-                s = total[index(to + n)]
-                s = fma(a0, b[index(c)], s)
-                s = fma(a1, b[index(c + TILE)], s)
-                s = fma(a2, b[index(c + 2 * TILE)], s)
-                s = fma(a3, b[index(c + 3 * TILE)], s)
-                s = fma(a4, b[index(c + 4 * TILE)], s)
-                s = fma(a5, b[index(c + 5 * TILE)], s)
-                s = fma(a6, b[index(c + 6 * TILE)], s)
-                s = fma(a7, b[index(c + 7 * TILE)], s)
-                s = fma(a8, b[index(c + 8 * TILE)], s)
-                s = fma(a9, b[index(c + 9 * TILE)], s)
-                s = fma(a10, b[index(c + 10 * TILE)], s)
-                s = fma(a11, b[index(c + 11 * TILE)], s)
-                s = fma(a12, b[index(c + 12 * TILE)], s)
-                s = fma(a13, b[index(c + 13 * TILE)], s)
-                s = fma(a14, b[index(c + 14 * TILE)], s)
-                s = fma(a15, b[index(c + 15 * TILE)], s)
-                total[index(to + n)] = s
+                total[index(to + n)] = _sixteen(
+                    a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15,
+                    b, j + n, total[index(to + n)],
+                )  # fmt: skip
 
     return False, positions, padding, add_strip, _as_it_is
 
@@ -592,30 +601,6 @@ def _tree(source: Format) -> Any:
                 total[index(to + n)] += low + high
 
     return False, STRIP_ORDER, ZERO, add_strip, _as_it_is
-
-
-@jit
-def _sixteen(
-    a0: Any, a1: Any, a2: Any, a3: Any, a4: Any, a5: Any, a6: Any, a7: Any, a8: Any, a9: Any,
-    a10: Any, a11: Any, a12: Any, a13: Any, a14: Any, a15: Any, b: Any, c: int, s: Any,
-) -> Any:  # fmt: skip
-    """s and 16 products, by fma in float64."""
-    s = fma(a0, b[index(c)], s)
-    s = fma(a1, b[index(c + TILE)], s)
-    s = fma(a2, b[index(c + 2 * TILE)], s)
-    s = fma(a3, b[index(c + 3 * TILE)], s)
-    s = fma(a4, b[index(c + 4 * TILE)], s)
-    s = fma(a5, b[index(c + 5 * TILE)], s)
-    s = fma(a6, b[index(c + 6 * TILE)], s)
-    s = fma(a7, b[index(c + 7 * TILE)], s)
-    s = fma(a8, b[index(c + 8 * TILE)], s)
-    s = fma(a9, b[index(c + 9 * TILE)], s)
-    s = fma(a10, b[index(c + 10 * TILE)], s)
-    s = fma(a11, b[index(c + 11 * TILE)], s)
-    s = fma(a12, b[index(c + 12 * TILE)], s)
-    s = fma(a13, b[index(c + 13 * TILE)], s)
-    s = fma(a14, b[index(c + 14 * TILE)], s)
-    return fma(a15, b[index(c + 15 * TILE)], s)
 
 
 def _exact_mma(source: Format) -> Any:
