@@ -19,7 +19,7 @@ from refkern.compiled import casts
 from refkern.compiled.bits import bits_float64, fma, jit
 from refkern.compiled.exact_dots import exact_dots
 from refkern.compiled.rows import rows_of
-from refkern.compiled.sums import LIMB_BITS, LIMBS, LOW_HALF, LOWEST_BIT, _add_exactly
+from refkern.compiled.sums import LIMB_BITS, LIMBS, LOWEST_BIT, _add_exactly, _take_sign
 from refkern.formats import BFLOAT16, FLOAT8_E4M3FN, FLOAT32, FLOAT64, codes
 from refkern.group_dots import GROUP, GroupDots
 from refkern.threads import launch
@@ -355,18 +355,7 @@ def _odd_sum(terms: Any, limbs: Any) -> Any:
         special += _add_exactly(limbs, terms[g, 1])
     if special != ZERO:
         return numba.float64(special)
-    carry = 0
-    for i in range(LIMBS):
-        value = limbs[i] + carry
-        limbs[i] = value & LOW_HALF
-        carry = value >> LIMB_BITS
-    negative = carry < 0
-    if negative:
-        carry = 1
-        for i in range(LIMBS):
-            value = (limbs[i] ^ LOW_HALF) + carry
-            limbs[i] = value & LOW_HALF
-            carry = value >> LIMB_BITS
+    negative = _take_sign(limbs)
     top = LIMBS - 1
     while top > 1 and limbs[top] == 0:
         top -= 1

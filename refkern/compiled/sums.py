@@ -313,8 +313,8 @@ def _add_exactly(limbs: Any, term: float) -> Any:
 
 
 @jit
-def _round_limbs(limbs: Any) -> Any:
-    """The limbs' exact value, rounded once to float32."""
+def _take_sign(limbs: Any) -> Any:
+    """Carry through, and leave the magnitude; whether the value was negative."""
     carry = 0
     for i in range(LIMBS):
         value = limbs[i] + carry
@@ -327,6 +327,13 @@ def _round_limbs(limbs: Any) -> Any:
             value = (limbs[i] ^ LOW_HALF) + carry
             limbs[i] = value & LOW_HALF
             carry = value >> LIMB_BITS
+    return negative
+
+
+@jit
+def _round_limbs(limbs: Any) -> Any:
+    """The limbs' exact value, rounded once to float32."""
+    negative = _take_sign(limbs)
     top = LIMBS - 1
     while top > 0 and limbs[top] == 0:
         top -= 1
